@@ -59,6 +59,12 @@ def test_every_folder_has_a_layer(contracts):
     assert files == {"__init__.py", "__main__.py", "api.py"}
 
 
+def test_tests_mirror_the_package():
+    """`jax` and `torch` are tested beside the folders: folders of these names would be imported in their place."""
+    folders = {path.parent.name for path in Path(__file__).parent.glob("*/test_*.py")}
+    assert folders - {"docs"} <= {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"jax", "torch"}
+
+
 FOLDERS = sorted(path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("__init__.py"))
 
 

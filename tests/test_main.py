@@ -120,6 +120,8 @@ REFUSED = [
     ("bench naive", "unrecognized arguments: naive"),
     ("explain 64x64", "expected M, N and K"),
     ("explain 64x64x64 --stage fast", "stage is 'fast'"),
+    ("explain 64x64x64 --dtype int8", "expected one of float32, float16, bfloat16, or two"),
+    ("precompile --dtype float16,float16,float16", "expected one of float32, float16, bfloat16, or two"),
     ("autotune", "required: MxNxK"),
     ("autotune 64x64x64 --seconds no", "expected a number of seconds above 0"),
     ("precompile --cc 9", "cc is '9'; expected a compute capability"),

@@ -11,14 +11,13 @@ from ..simulator.switch import SIMULATOR
 from .export import maker_of, returned
 from .host import HostArrays, SimulatedHostArrays, SimulatedNumbaArrays
 from .libraries import CupyArrays, NumbaArrays
-from .operand import ITEM, ArrayKind, Copies, Operand, Product, imported, row_major
+from .operand import ArrayKind, Copies, Operand, Product, imported, row_major
 from .probe import PROBES, Probe, probe_of
 from .protocols import CudaArrayInterface, Dlpack
 from .streams import Stream
 from .torch_tensors import TorchTensors
 
 __all__ = [
-    "ITEM",
     "KINDS",
     "PROBES",
     "ArrayKind",

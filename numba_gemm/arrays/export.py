@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ..device.units import FLOAT32_BYTES
 from . import streams
-from .operand import ITEM, Operand, Product
+from .operand import Operand, Product
 from .streams import DEFAULT, Stream
 
 __all__ = ["Exported", "maker_of", "returned"]
@@ -92,10 +93,10 @@ class Exported:
         result = self._result
         count = len(result.shape)
         shape = (ctypes.c_int64 * count)(*result.shape)
-        strides = (ctypes.c_int64 * count)(*(step // ITEM for step in result.strides))
+        strides = (ctypes.c_int64 * count)(*(step // FLOAT32_BYTES for step in result.strides))
         places = (ctypes.addressof(shape), ctypes.addressof(strides)) if count else (None, None)
         deleter = ctypes.cast(_delete, ctypes.c_void_p)
-        made = _Managed(result.pointer, kind, index, count, FLOAT, 8 * ITEM, 1, *places, 0, None, deleter)
+        made = _Managed(result.pointer, kind, index, count, FLOAT, 8 * FLOAT32_BYTES, 1, *places, 0, None, deleter)
         address = ctypes.addressof(made)
         _exported[address] = (made, shape, strides, result.array)
         return _new(address, NAME, ctypes.cast(_destroy, ctypes.c_void_p))

@@ -1,4 +1,4 @@
-"""Device arrays of Numba and CuPy. CuPy is never imported here: a caller with such arrays has."""
+"""Device arrays of Numba and CuPy. CuPy is not imported here; a caller with such arrays has imported it."""
 
 # ruff: noqa: D102 -- ArrayKind documents the methods
 

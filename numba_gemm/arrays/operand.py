@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ..device.units import FLOAT32_BYTES
 from ..kernels.product import FLOAT32, ITEM_BYTES
 from ..runtime.matrix import Matrix, Vector, at_address
 from . import streams
 from .probe import Probe
 from .streams import Stream
-
-ITEM = 4  # bytes of a float32
 
 
 @dataclass(slots=True)
@@ -63,7 +62,7 @@ class Operand:
     @property
     def itemsize(self) -> int:
         """Bytes per element."""
-        return ITEM_BYTES.get(self.dtype, ITEM)
+        return ITEM_BYTES.get(self.dtype, FLOAT32_BYTES)
 
     def emptied(self, axis: int) -> Operand:
         """Return the same array with an extent of 0 along an axis."""
@@ -125,10 +124,10 @@ class Operand:
         if 0 in self.shape:
             return False
         axes = sorted([(abs(step), extent) for step, extent in zip(self.strides, self.shape) if extent > 1])
-        if axes and axes[0][0] < ITEM:
+        if axes and axes[0][0] < FLOAT32_BYTES:
             return True
         # In nearly every array, each axis steps over everything that the axes before it span.
-        reach, nested = ITEM, True
+        reach, nested = FLOAT32_BYTES, True
         for step, extent in axes:
             nested = nested and step >= reach
             reach += (extent - 1) * step
@@ -141,7 +140,7 @@ class Operand:
         down = np.arange(1, rows, dtype=np.int64) * row_step
         before = np.minimum(down // col_step, cols - 1)
         after = np.minimum(before + 1, cols - 1)
-        return bool((np.abs(down - np.stack([before, after]) * col_step) < ITEM).any())
+        return bool((np.abs(down - np.stack([before, after]) * col_step) < FLOAT32_BYTES).any())
 
     def _overlaps_itself_anyhow(self) -> bool:
         """Compute `overlaps_itself` for any number of axes."""
@@ -158,7 +157,7 @@ class Operand:
 
 def addresses(operand: Operand) -> np.ndarray:
     """Return an array at an operand's addresses, to compare them; elements in device memory must not be read."""
-    dtype = FLOAT32 if operand.itemsize == ITEM else operand.dtype
+    dtype = FLOAT32 if operand.itemsize == FLOAT32_BYTES else operand.dtype
     return at_address(operand.array, operand.pointer, operand.shape, operand.strides, dtype=dtype)
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's CUDA tensors. PyTorch is never imported here: a caller with such tensors has."""
+"""PyTorch's CUDA tensors. PyTorch is not imported here; a caller with such tensors has imported it."""
 
 # ruff: noqa: D102 -- ArrayKind documents the methods
 

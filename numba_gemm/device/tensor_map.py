@@ -6,7 +6,7 @@ are rounded on their way. `load` takes the map and the coordinates of the box's 
 dimension, across it, and the index of the matrix. Elements beyond the matrix's edges arrive as zeros, and count among
 the bytes that the mbarrier waits for.
 
-The map lies in global memory. `acquire` makes what the host has written there visible to this thread's copies.
+The map is in global memory. `acquire` makes the host's writes there visible to this thread's copies.
 
 PTX ISA: "cp.async.bulk.tensor", "fence.proxy.tensormap". No simulator twin.
 """

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 WARP = 32  # threads
 FLOAT32_BYTES = 4
+VECTOR_BYTES = 16  # of a 128-bit access
+REGISTERS = 1 << 16  # of a multiprocessor, and of a block at the most
+MAX_GRID_X, MAX_GRID_Y = (1 << 31) - 1, 65535  # blocks of a launch
+STATIC_SHARED_BYTES = 48 << 10  # of shared memory per block, unless an attribute of the kernel allows more
 # Tiles that a warpgroup's matrix instruction reads from shared memory: bytes per row, along k, whose 16-byte chunks are
 # permuted by XOR with the row modulo eight; rows form groups of eight.
 ROW_BYTES = 128

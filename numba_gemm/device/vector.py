@@ -14,8 +14,7 @@ from numba import float32
 
 from ..simulator.switch import SIMULATOR, device_function
 from .matrix import read4_if
-
-VECTOR_BYTES = 16
+from .units import VECTOR_BYTES
 
 if SIMULATOR:
     import numpy as np

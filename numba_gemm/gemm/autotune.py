@@ -22,8 +22,8 @@ import numpy as np
 from cuda.bindings import driver
 
 from .. import arrays
-from ..arrays import ITEM, ArrayKind, Operand
-from ..device.units import ceil_div
+from ..arrays import ArrayKind, Operand
+from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels.stage import Partition
 from ..kernels.step import Launches
 from ..runtime import device as devices
@@ -48,14 +48,14 @@ FEWEST_CANDIDATES = 2  # checked, and rounds timed, whatever the time that is le
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
 SPAN_US = 2000.0  # that calls are repeated for
 EXTRA_CALLS = 4  # that timing makes of each candidate beside its rounds
-BOUNDARY = 256  # bytes up to which scratch memory lies as the operands do
+BOUNDARY = 256  # bytes; scratch memory has the operands' alignment up to this one
 COMPARED_BYTES, PIECES = 1 << 26, 64  # of a C that are compared, and in how many pieces if it is larger
 PERIOD = 1_048_583  # elements after which scratch contents repeat: a prime, so that rows do not look alike
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to compute a product, measured.
+    """One measured candidate.
 
     Attributes
     ----------
@@ -111,12 +111,12 @@ class Autotuned:
 
     @property
     def best(self) -> Candidate:
-        """The fastest, which is used from now on."""
+        """Fastest candidate, which is used from now on."""
         return self.candidates[0]
 
     @property
     def speedup(self) -> float:
-        """The time of what the model had chosen over the best one's; NaN if that was not measured."""
+        """Time of the model's choice, divided by the fastest time; NaN if that choice was not measured."""
         return math.nan if self.model is None else self.model.microseconds / self.best.microseconds
 
     def __str__(self) -> str:
@@ -143,7 +143,7 @@ def autotune(
     candidates: int = 12,
     seconds: float = 30.0,
 ) -> Autotuned:
-    """Measure on this GPU how `tiled_sgemm` is fastest for such operands, and do it so from now on.
+    """Measure the fastest kernel of `tiled_sgemm` for such operands on this GPU, and use it from now on.
 
     The choice is kept on disk, beside the compiled kernels, for this kind of GPU and version of numba_gemm. From then
     on, in this process and later ones, `tiled_sgemm` and `plan` with ``stage="auto"`` follow it, and `explain` tells
@@ -154,7 +154,7 @@ def autotune(
     Only shapes, strides and addresses of the arrays matter; their elements are neither read nor written. The products
     are computed in memory that is allocated for this purpose, with the same layouts, and filled with random numbers.
     Uninitialised NumPy arrays therefore suffice: ``autotune(numpy.empty((m, k), numpy.float32),
-    numpy.empty((k, n), numpy.float32))`` is for what lies by rows on the current device, as `plan` assumes it.
+    numpy.empty((k, n), numpy.float32))`` measures operands stored by rows on the current device, as `plan` does.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ def autotune(
 
 
 def clear_autotuned(device: DeviceLike | None = None) -> int:
-    """Forget what `autotune` chose, on disk too: the model chooses again.
+    """Forget the choices of `autotune`, also on disk; the model chooses again.
 
     Parameters
     ----------
@@ -266,7 +266,7 @@ def check_positive(name: str, value: Any, kind: Any) -> None:
 
 
 def diverse(ranked: Sequence[Choice], count: int) -> list[Choice]:
-    """The first ones of a ranking, but no more than `MOST_SHARES` of a kernel while there are others."""
+    """Return the first choices of a ranking, but at most `MOST_SHARES` with the same kernel while there are others."""
     seen: Counter[tuple[str, str, bool]] = Counter()
     rounds: list[tuple[int, Choice]] = []
     for choice in dict.fromkeys(ranked):
@@ -277,7 +277,7 @@ def diverse(ranked: Sequence[Choice], count: int) -> list[Choice]:
 
 
 def affordable_rounds(calls: Sequence[float], seconds: float) -> int:
-    """Rounds that fit into so many seconds, for candidates whose calls take so long."""
+    """Return the number of rounds that fit into a time, given the duration of each candidate's calls."""
     if SIMULATOR:
         return 1
     spans = [max(call, SPAN_US * 1e-6) for call in calls]
@@ -295,9 +295,9 @@ class _Scratch(ArrayKind):
 
     def __init__(self, like: Operand, stream: int, memory: ExitStack) -> None:
         far = [(extent - 1) * step for extent, step in zip(like.shape, like.strides)]
-        low, high = sum(min(step, 0) for step in far), sum(max(step, 0) for step in far) + ITEM
-        self.stream, self.size = stream, ceil_div(high - low + BOUNDARY, ITEM) * ITEM
-        self.host = np.empty(self.size // ITEM if SIMULATOR else 0, np.float32)
+        low, high = sum(min(step, 0) for step in far), sum(max(step, 0) for step in far) + FLOAT32_BYTES
+        self.stream, self.size = stream, ceil_div(high - low + BOUNDARY, FLOAT32_BYTES) * FLOAT32_BYTES
+        self.host = np.empty(self.size // FLOAT32_BYTES if SIMULATOR else 0, np.float32)
         self.base = self.host.ctypes.data if SIMULATOR else allocated(self.size, memory)
         first = self.base - low
         self.operand = replace(like, kind=self, array=self, pointer=first + (like.pointer - first) % BOUNDARY)
@@ -325,14 +325,20 @@ class _Scratch(ArrayKind):
         call(driver.cuStreamSynchronize, self.stream)  # the values may go
 
     def read(self) -> np.ndarray:
-        """Its contents or, where that is much, pieces of them, from the first to the last."""
+        """Return the contents or, if these are large, pieces of them, from the first to the last."""
         if SIMULATOR:
             return self.host.copy()
         count = 1 if self.size <= COMPARED_BYTES else PIECES
-        pieces = np.empty((count, min(self.size, COMPARED_BYTES) // count // ITEM), np.float32)
-        starts = np.linspace(0, self.size // ITEM - pieces.shape[1], count, dtype=np.int64)
+        pieces = np.empty((count, min(self.size, COMPARED_BYTES) // count // FLOAT32_BYTES), np.float32)
+        starts = np.linspace(0, self.size // FLOAT32_BYTES - pieces.shape[1], count, dtype=np.int64)
         for piece, start in zip(pieces, starts.tolist()):
-            call(driver.cuMemcpyDtoHAsync, piece.ctypes.data, self.base + ITEM * start, piece.nbytes, self.stream)
+            call(
+                driver.cuMemcpyDtoHAsync,
+                piece.ctypes.data,
+                self.base + FLOAT32_BYTES * start,
+                piece.nbytes,
+                self.stream,
+            )
         call(driver.cuStreamSynchronize, self.stream)
         return pieces
 
@@ -345,7 +351,7 @@ class _Bench:
         if not SIMULATOR:
             self.stream = int(call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
             memory.callback(call, driver.cuStreamDestroy, self.stream)
-        kind, strides = request.a.kind, arrays.row_major(request.shape, ITEM)
+        kind, strides = request.a.kind, arrays.row_major(request.shape, FLOAT32_BYTES)
         result = request.out or Operand("out", kind, None, "float32", request.shape, strides, 0, self.device)
         given = [request.a, request.b, *request.vectors, result]
         *self.inputs, self.c = (
@@ -357,7 +363,7 @@ class _Bench:
         self.expected: np.ndarray | None = None
 
     def fill(self, draw: Callable[[np.random.Generator, int], np.ndarray]) -> None:
-        """Other contents for all operands but C."""
+        """Overwrite all operands but C with other contents."""
         for seed, one in enumerate(self.inputs):
             one.fill(draw(np.random.default_rng(seed), PERIOD).astype(np.float32))
 
@@ -409,7 +415,7 @@ class _Bench:
         return choice.stage.launches(config, piece.product, choice.precision, choice.partition, gpu)
 
     def make_room(self, choices: Sequence[Choice]) -> None:
-        """Compile all kernels beside each other; allocate a workspace, so that none uses the stream's, never freed."""
+        """Compile all kernels in parallel; allocate a workspace, so that none uses the stream's, never freed."""
         if SIMULATOR:
             return
         launches = [self._launches(choice) for choice in choices]
@@ -423,7 +429,7 @@ class _Bench:
         workspaces.clear(self.workspace.words[1], counters, self.stream)
 
     def timed(self, choices: Sequence[Choice], rounds: int) -> list[float]:
-        """Median microseconds of a product by each."""
+        """Return the median microseconds of a product per choice."""
         self.fill(lambda rng, count: rng.uniform(-1, 1, count))
         runs = {str(i): partial(self.run, choice) for i, choice in enumerate(choices)}
         samples = time_interleaved(runs, stream=self.stream, rounds=rounds, min_span_us=SPAN_US)
@@ -431,7 +437,7 @@ class _Bench:
 
 
 def allocated(size: int, memory: ExitStack) -> int:
-    """The address of so many bytes on the current device, freed with `memory`."""
+    """Allocate memory on the current device, freed with `memory`; return its address."""
     pointer = int(call(driver.cuMemAlloc, size))
     memory.callback(call, driver.cuMemFree, pointer)
     return pointer

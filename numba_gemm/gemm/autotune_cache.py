@@ -1,6 +1,6 @@
-"""Choices that `autotune` measured, kept on disk from one process to the next, and asked before the model.
+"""Choices that `autotune` measured, kept on disk from one process to the next, which precede the model's.
 
-They lie beside the compiled kernels (see `kernel_files`), in one JSON file per kind of device (name, compute
+They are stored beside the compiled kernels (see `kernel_files`), in one JSON file per kind of device (name, compute
 capability, number of SMs) and version of the kernels' sources: measurements of others do not apply. Files are replaced
 whole; a process adds its choices to those that others have written meanwhile, under a lock. Each file is read once per
 process. A directory or file that others can change is refused (see `private_files`). Every problem is a `CacheWarning`,
@@ -45,7 +45,7 @@ _known: dict[str, Entries] = {}  # by file name
 
 
 def key(wanted: Problem) -> str:
-    """A problem in words, without its device."""
+    """Return a problem as text, without its device."""
     return " ".join(f"{name}={value}" for name, value in wanted._asdict().items() if name not in OF_DEVICE)
 
 
@@ -122,12 +122,12 @@ def recorded(device: int) -> list[tuple[Product, Choice]]:
 
 
 def _values(text: str) -> dict[str, str]:
-    """Return the fields of a problem in words; raises ValueError for another text."""
+    """Return the fields of a problem as text; raises ValueError for another text."""
     return dict(word.split("=", 1) for word in text.split(" "))
 
 
 def _product_of(text: str) -> Product | None:
-    """Return a product of dense operands of which a problem in words may be; None if there is none."""
+    """Return a product of dense operands that has this problem as text; None if no product has."""
     try:
         of = _values(text)
         m, n, k, matrices = (int(of[name]) for name in ("m", "n", "k", "matrices"))
@@ -233,7 +233,7 @@ def _entries(device: int) -> Entries:
 
 
 def _read(place: PrivateDirectory, name: str) -> Entries:
-    """The entries of a file; raises an exception of any kind if it has another form."""
+    """Return the entries of a file; raises an exception of any kind if it has another form."""
     try:
         contents = json.loads(place.read(name))
     except FileNotFoundError:
@@ -250,7 +250,7 @@ def _packed(entries: Entries) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _restored(device: int, wanted: Problem, entry: str) -> Choice | None:
-    """The choice of an entry; None, and a warning, if it is not, or no longer, one that the model would consider."""
+    """Return the choice of an entry; None, after a warning, unless the model would consider it."""
     try:
         kept = json.loads(entry)
         said = kept["stage"], kept["config"], kept["partition"] and Partition(*kept["partition"]), kept["swapped"]

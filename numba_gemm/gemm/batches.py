@@ -1,4 +1,4 @@
-"""Products of many matrices: batch dimensions as few as they can be, for launches as few as they can be."""
+"""Products of many matrices, with as few batch dimensions, and so as few launches, as possible."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
 def products(
     a: Operand, b: Operand, c: Operand, device: int, *, at_once: int, fold: bool
 ) -> Iterator[tuple[Matrix, Matrix, Matrix, Batch]]:
-    """A product of batches in pieces that one launch can do: the first matrices, and where the others lie.
+    """Yield the pieces of a batched product that one launch can compute: the first matrices, and steps to the others.
 
     Parameters
     ----------
     a, b, c : Operand
         Operands of two dimensions or more; C has the batch dimensions of the product, and elements.
     device : int
-        Ordinal of the device that they lie on.
+        Ordinal of their device.
     at_once : int
         Batch dimensions that a launch takes, `AT_ONCE` at the most; those that are left are taken one by one, and so
         are parts of one that a launch cannot count.
@@ -75,7 +75,7 @@ def products(
 
 
 def _batch(dims: list[tuple[int, Steps]], first: int) -> Batch:
-    """So many matrices of the first dimension, and all of the others."""
+    """Return a batch of some matrices of the first dimension, and all of the others."""
     if not dims:
         return Batch()
     padded = [(1, (0, 0, 0))] * (AT_ONCE - len(dims)) + [(first, dims[0][1]), *dims[1:]]
@@ -84,13 +84,13 @@ def _batch(dims: list[tuple[int, Steps]], first: int) -> Batch:
 
 
 def _steps(x: Operand, c: Operand) -> list[int]:
-    """Bytes from a matrix to the next along each batch dimension of C."""
+    """Return the bytes from one matrix to the next along each batch dimension of C."""
     own = [step if extent > 1 else 0 for step, extent in zip(x.strides, x.shape[:-2])]
     return [0] * (len(c.shape) - len(x.shape)) + own
 
 
 def _merged(extents: tuple[int, ...], steps: Iterator[Steps]) -> list[tuple[int, Steps]]:
-    """The dimensions without those of extent 1, and neighbours as one where one goes on where the other ends."""
+    """Return the dimensions without those of extent 1; contiguous neighbours are merged."""
     dims: list[tuple[int, Steps]] = []
     for extent, step in zip(extents, steps):
         if extent == 1:
@@ -120,7 +120,7 @@ class _Matrices:
         return cls(m, n, k, (a_m, a_k), (b_k, b_n), (c_m, c_n))
 
     def with_dimension(self, extent: int, steps: Steps) -> _Matrices | None:
-        """The same with a batch dimension as more rows, or as more columns, of one matrix; None if it is neither."""
+        """Fold a batch dimension into rows or columns of one matrix; return None if neither is possible."""
         a, b, c = steps
         if b == 0 and (self.m == 1 or (a == self.m * self.a[0] and c == self.m * self.c[0])):
             if self.m == 1:
@@ -135,7 +135,7 @@ class _Matrices:
     def matrices(
         self, a: Operand, b: Operand, c: Operand, starts: list[int], device: int
     ) -> tuple[Matrix, Matrix, Matrix]:
-        """The matrices that lie so many bytes after the first ones."""
+        """Return the matrices at these distances in bytes from the first ones."""
         return (
             a.matrix(device, a.pointer + starts[0], (self.m, self.k), self.a),
             b.matrix(device, b.pointer + starts[1], (self.k, self.n), self.b),

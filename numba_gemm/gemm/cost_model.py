@@ -130,7 +130,7 @@ class Costs:
         self.stage, self.config, self.rate, self.sms = stage, config, rate, sm_count
         lanes = FP32_LANES_PER_SM.get(cc, 128)
         full = config.BM * config.BN * config.BK / (lanes * rate.efficiency) * (1.0 if vectors else rate.floats)
-        # Clocks of a k-tile of each of so many resident blocks.
+        # Clocks of a k-tile per block, by the number of resident blocks.
         self._k_tile = [
             (rate.alone**OVERLAP + (resident * full) ** OVERLAP) ** (1 / OVERLAP)
             for resident in range(rate.resident + 1)
@@ -243,7 +243,7 @@ class Costs:
 
 
 def memory_clocks(elements: int, bandwidth: float, clock_hz: float) -> float:
-    """Return the clocks that reading and writing so many elements takes; 0 if the bandwidth is not known."""
+    """Return the clocks that reading and writing elements takes; 0 if the bandwidth is not known."""
     return FLOAT32_BYTES * elements / (MEMORY_EFFICIENCY * bandwidth) * clock_hz if bandwidth else 0.0
 
 

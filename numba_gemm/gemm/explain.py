@@ -1,4 +1,4 @@
-"""The choice that `tiled_sgemm` would make for given operands, and the reason for it, without computing anything."""
+"""Description of the choice that `tiled_sgemm` would make for given operands, without computing anything."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from .. import arrays
-from ..arrays import ITEM, ArrayKind, Copies, Operand
-from ..device.units import ceil_div
+from ..arrays import ArrayKind, Copies, Operand
+from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels.conversion import conversion_bytes
 from ..kernels.ladder.stage import ANY, FITS, LadderStage, Variant, default_partition
 from ..kernels.product import FLOAT32, ITEM_BYTES, LAYOUTS, Product, check_dtypes
@@ -71,7 +71,7 @@ def explain(
     """
     wanted = checked(a, b, out, alpha, beta, None, stage, epilogue, epilogue_args, precision=precision, c=c)
     kind, device = wanted.a.kind, devices.get_device(wanted.device)
-    strides = arrays.row_major(wanted.shape, ITEM)
+    strides = arrays.row_major(wanted.shape, FLOAT32_BYTES)
     result = wanted.out or Operand("out", kind, None, FLOAT32, wanted.shape, strides, 0, wanted.device)
     given = [wanted.a, wanted.b, *wanted.vectors]
     x, y, *vectors = (_described(kind.placed(one)) for one in given)
@@ -79,7 +79,7 @@ def explain(
     products = [part.product for part in wanted.parts(x, y, z, vectors)]
     copies, copies_c = kind.copies(given, result, reads_out=wanted.beta != 0), wanted.addend is not None
     if copies_c and copies != Copies():
-        copies = replace(copies, on_host=copies.on_host + ITEM * prod(result.shape))
+        copies = replace(copies, on_host=copies.on_host + FLOAT32_BYTES * prod(result.shape))
     if not products:
         reason = f"the result, of shape {wanted.shape}, has no elements"
         return Explanation(
@@ -310,7 +310,7 @@ def _schedule_words(choice: Choice, launches: Launches) -> dict[str, int]:
 
 
 def _described(operand: Operand) -> Operand:
-    """An operand without its array, which is neither read nor kept."""
+    """Return an operand without its array, which is neither read nor kept."""
     return replace(operand, kind=ArrayKind(), array=None)
 
 

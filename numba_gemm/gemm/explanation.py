@@ -46,7 +46,7 @@ class Explanation:
     microseconds : float or None
         Expected duration of all launches together, without copies; None where the model has no expectation.
     reason : str
-        Reason for the choice, in words.
+        Reason for the choice.
     dtypes : tuple of str
         Data types of A and B. The first launch copies operands of others than float32 to float32, in the workspace.
     copies_c : bool

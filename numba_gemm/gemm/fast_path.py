@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from ..arrays.operand import Operand
 from ..arrays.probe import PROBES, alike, probe_of
 from ..arrays.streams import Stream, held, release_finished
-from ..device.units import FLOAT32_BYTES
-from ..kernels.product import VECTOR_BYTES, Layout, Product
+from ..device.units import FLOAT32_BYTES, VECTOR_BYTES
+from ..kernels.product import Layout, Product
 from ..kernels.stage import MAX_K
 from ..runtime import device as devices
 from ..runtime import epilogue as epilogues

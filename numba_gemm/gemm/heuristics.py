@@ -76,7 +76,7 @@ class Problem(NamedTuple):
 
     @property
     def swapped(self) -> Problem:
-        """The same product as its transpose."""
+        """Problem of the transposed product."""
         return self._replace(
             m=self.n, n=self.m, a_along=self.b_along, b_along=self.a_along, by_columns=not self.by_columns
         )
@@ -96,7 +96,7 @@ class Choice(NamedTuple):
     clocks : float
         Expected duration in clocks, 0 if nothing was compared.
     reason : str
-        Reason for the choice, in words.
+        Reason for the choice.
     precision : str
         Precision.
     """
@@ -245,7 +245,7 @@ def _timed(
 ) -> list[Way]:
     """Return expected clocks, blocks negated, and division, for each way to divide the product.
 
-    With a `limit`, only the fastest are sure to be there, if they take no more clocks than that.
+    With a `limit`, choices that take more clocks may be missing.
     """
     least = LAUNCH + memory
     slower = 1.0 if aligned or costs.stage.takes_partition else 0.93
@@ -292,11 +292,11 @@ def _rounded_up(wanted: Problem) -> Problem:
     """Return a problem of as many tiles, for which the choice is the same: extents are rounded up if they can be."""
     m, n, k, sm_count = wanted.m, wanted.n, wanted.k, wanted.sm_count
     if wanted.precision != IEEE:
-        return wanted._replace(m=-(-m // TENSOR_TILE) * TENSOR_TILE, n=-(-n // TENSOR_TILE) * TENSOR_TILE)
+        return wanted._replace(m=ceil_div(m, TENSOR_TILE) * TENSOR_TILE, n=ceil_div(n, TENSOR_TILE) * TENSOR_TILE)
     if min(m, n) <= FEW_COLUMNS:
         return wanted
     tile, k_tile = common_divisors(wanted.cc)
-    rows, cols, terms = -(-m // tile) * tile, -(-n // tile) * tile, -(-k // k_tile) * k_tile
+    rows, cols, terms = ceil_div(m, tile) * tile, ceil_div(n, tile) * tile, ceil_div(k, k_tile) * k_tile
     elements = wanted.matrices * (rows * terms + terms * cols + rows * cols)
     multiply_adds = wanted.matrices * m * n * k
     if memory_clocks(elements, wanted.memory_bandwidth, wanted.clock_hz) > multiply_adds / (MOST_LANES * sm_count):

@@ -99,7 +99,7 @@ def usual_kernel(stage: Stage, config: Any, precision: str, aligned: bool = True
 
 
 def stage_of(stage: str | Stage) -> Stage:
-    """A stage, or the one of a name; raises TypeError or ValueError for what is neither."""
+    """Return a stage, given itself or its name; raises TypeError or ValueError for anything else."""
     if isinstance(stage, Stage):
         return stage
     if not isinstance(stage, str):
@@ -110,7 +110,7 @@ def stage_of(stage: str | Stage) -> Stage:
 
 
 def config_of(stage: Stage, config: Any) -> Any:
-    """A configuration, the one of a stage's that has a name, or its first; raises TypeError or ValueError if none."""
+    """Return a configuration of a stage, given itself or its name, or the first; raises TypeError or ValueError."""
     if config is None:
         return stage.configs[0]
     kind = type(stage.configs[0])

@@ -9,8 +9,7 @@ from types import FunctionType
 from typing import Any
 
 from .. import arrays
-from ..arrays import ITEM
-from ..device.units import ceil_div
+from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels.product import FLOAT32, ITEM_BYTES, LAYOUTS, Batch, Product, check_dtypes, dense
 from ..kernels.scalars import index, real
 from ..kernels.stage import check_grid
@@ -65,9 +64,9 @@ def plan(
     stage, precision, epilogue
         As for `tiled_sgemm`. The epilogue's vectors are passed to the plan.
     layout : str
-        Expected layouts of A and B: a letter each, "N" by rows, "T" by columns (a transpose of a matrix by rows). The
-        stage is chosen and its kernel compiled for these. Others are computed correctly too, by the same stage: its
-        kernel for them is compiled at the first call that passes such operands.
+        Expected layouts of A and B, one letter per matrix: "N" by rows, "T" by columns (a transpose of a matrix by
+        rows). The stage is chosen and its kernel compiled for these. Others are computed correctly too, by the same
+        stage: its kernel for them is compiled at the first call that passes such operands.
     dtype : str or tuple of str
         Expected data type of A and B, or one of each: "float32", "float16" or "bfloat16". Others that `tiled_sgemm`
         takes are computed correctly too, but need a `workspace` that is large enough.
@@ -83,7 +82,7 @@ def plan(
     Raises
     ------
     TypeError, ValueError
-        For arguments that are none of these; for a stage that is unknown, or that the GPU cannot run, or that does not
+        For other arguments; for a stage that is unknown, or that the GPU cannot run, or that does not
         compute in the precision or takes no epilogue.
     GpuUnavailable
         As for `tiled_sgemm`.
@@ -194,12 +193,12 @@ class Plan:
         m, n, k, count = max(self.m, 1), max(self.n, 1), self.k, max(prod(self.batch), 1)
         a, b = (dense(order, *shape, dtype) for order, shape, dtype in zip(self.layout, ((m, k), (k, n)), self.dtypes))
         c, sizes = dense("N", m, n), [ITEM_BYTES[dtype] for dtype in self.dtypes]
-        steps = ((0, 0, sizes[0] * m * k), (0, 0, sizes[1] * k * n), (0, 0, ITEM * m * n))
+        steps = ((0, 0, sizes[0] * m * k), (0, 0, sizes[1] * k * n), (0, 0, FLOAT32_BYTES * m * n))
         batch = Batch((1, 1, count), *steps) if count > 1 else Batch()
         if epilogue is None:
             return Product(a, b, c, batch)
         vectors = _vectors_of(epilogue)
-        return Product(a, b, c, batch, epilogues.prepared(epilogue, vectors), ((1, ITEM),) * vectors)
+        return Product(a, b, c, batch, epilogues.prepared(epilogue, vectors), ((1, FLOAT32_BYTES),) * vectors)
 
     def _prepared(self, choice: Choice) -> Launches:
         """Compile and load the kernels of a choice; return its launches."""
@@ -222,8 +221,8 @@ class Plan:
         return stage.launches(config, piece.product, precision, choice.partition, gpu)
 
     def _given(self, memory: Any, size: int, counters: int) -> Workspace:
-        described, elements = arrays.describe("workspace", memory, None), ceil_div(self.workspace_bytes, ITEM)
-        if described.dtype != "float32" or len(described.shape) != 1 or described.strides != (ITEM,):
+        described, elements = arrays.describe("workspace", memory, None), ceil_div(self.workspace_bytes, FLOAT32_BYTES)
+        if described.dtype != "float32" or len(described.shape) != 1 or described.strides != (FLOAT32_BYTES,):
             raise ValueError(
                 f"workspace has dtype {described.dtype}, shape {described.shape} and strides {described.strides}; "
                 f"expected contiguous float32 of one dimension; pass an array of {elements} elements"
@@ -233,7 +232,7 @@ class Plan:
                 f"workspace lies on device {described.device} and the plan is for device {self.device}; expected one "
                 "device; pass memory of the plan's device"
             )
-        room = ITEM * described.shape[0]
+        room = FLOAT32_BYTES * described.shape[0]
         if room < self.workspace_bytes:
             raise ValueError(
                 f"workspace has {room} bytes; expected at least {self.workspace_bytes}; "
@@ -251,7 +250,9 @@ class Plan:
                 f"workspace is a {described.kind.name}; expected device memory; pass a device array of Numba, CuPy or "
                 f"PyTorch, of {elements} elements"
             )
-        made = Workspace(described.pointer, max(size, (room - ITEM * counters) // ALIGNMENT * ALIGNMENT), counters)
+        made = Workspace(
+            described.pointer, max(size, (room - FLOAT32_BYTES * counters) // ALIGNMENT * ALIGNMENT), counters
+        )
         if counters and described.device is not None:
             with device_scope(self.device):
                 workspaces.clear(made.words[1], counters, described.kind.streams([described], self.device)[0].handle)

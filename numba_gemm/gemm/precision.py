@@ -75,7 +75,7 @@ def canonical(precision: Any) -> PrecisionName:
     Raises
     ------
     TypeError, ValueError
-        If it is none of these.
+        If it is unknown.
     """
     if not isinstance(precision, str):
         raise TypeError(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import operator
-import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..kernels import STAGES
+from ..kernels.conversion import conversion_kernel
 from ..kernels.ladder.stage import FITS, LadderStage, Variant
-from ..kernels.product import LAYOUTS, Product, dense
+from ..kernels.product import FLOAT32, LAYOUTS, Product, check_dtypes, dense
 from ..kernels.scalars import index
 from ..kernels.stage import Gpu, Stage
 from ..kernels.step import Kernel
@@ -20,20 +19,21 @@ from ..kernels.tensor_core.tma_stage import LAYOUTS as TMA_LAYOUTS
 from ..kernels.tensor_core.tma_stage import TmaStage
 from ..models.gpu_names import compute_capabilities, dotted
 from ..runtime import device as devices
-from ..runtime import kernel_cache, kernel_files
+from ..runtime import kernel_files
 from ..runtime.compiler import supported_ccs
 from ..runtime.driver import advising
 from ..runtime.private_files import PrivateDirectory
 from ..simulator.switch import SIMULATOR
-from ..typing import ComputeCapability, DeviceLike, Layout, PrecisionName, StageChoice
+from ..typing import ComputeCapability, DeviceLike, DType, Layout, PrecisionName, StageChoice
 from . import autotune_cache, heuristics
+from .compile_progress import fetch_with_progress
 from .fp32_auto import AUTO_PRECISION, Extents, resolved
 from .heuristics import Choice
 from .precision import FP32_AUTO, IEEE, canonical, tensor_stage
 from .request import check_size, chosen
 from .tensor_heuristics import configs_for
 
-__all__ = ["MODELS", "Precompiled", "fetch_with_progress", "kernels_of", "model_of", "precompile", "require_cache"]
+__all__ = ["MODELS", "Precompiled", "kernels_of", "model_of", "precompile", "require_cache"]
 
 
 Shape = tuple[int, int, int]  # m, n and k, in elements
@@ -51,8 +51,11 @@ MODELS = {
 }
 
 
-def _dense(a: str, b: str, m: int, k: int, n: int) -> Product:
-    return Product(dense(a, m, k), dense(b, k, n), dense("N", m, n))
+BOTH_FLOAT32 = FLOAT32, FLOAT32
+
+
+def _dense(a: str, b: str, m: int, k: int, n: int, dtypes: tuple[str, str] = BOTH_FLOAT32) -> Product:
+    return Product(dense(a, m, k, dtypes[0]), dense(b, k, n, dtypes[1]), dense("N", m, n))
 
 
 # Extents of usual products: whole vectors, and others.
@@ -60,11 +63,11 @@ WHOLE = sorted({768, 3072, *(1 << i for i in range(6, 15))})
 ANY = (1, 16, 33, 64, 100, 101, 1000, 1001, 4096, 20000)
 
 
-def usual_products(layouts: Iterable[str]) -> list[Product]:
+def usual_products(layouts: Iterable[str], dtypes: tuple[str, str] = BOTH_FLOAT32) -> list[Product]:
     """Return products of whole vectors in all layouts, and of other extents in some."""
     whole = itertools.product(WHOLE, WHOLE, (64, 256, 1024, 4096, 16384))
     others = ((m, n, k) for m, n, k in itertools.product(ANY, ANY, (64, 1023, 1024, 20000)) if max(m, n) >= 64)
-    return _products(whole, LAYOUTS) + _products(others, layouts)
+    return _products(whole, LAYOUTS, dtypes) + _products(others, layouts, dtypes)
 
 
 class Precompiled(NamedTuple):
@@ -104,6 +107,7 @@ def precompile(
     device: DeviceLike | None = None,
     shapes: Iterable[Shape] | None = None,
     layouts: Layout | Iterable[Layout] = "NN",
+    dtype: DType | tuple[DType, DType] = FLOAT32,
     recorded: bool = False,
     jobs: int | None = None,
     progress: bool | None = None,
@@ -128,12 +132,15 @@ def precompile(
         M, N and K of products. Then only the kernels that these stages choose for dense operands of such shapes are
         compiled. Without a GPU of a compute capability, the choice is that for a model of it, see `MODELS`.
     layouts : str or iterable of str
-        Layouts of A and B in `shapes`: "NN", "NT", "TN" or "TT"; T is a matrix that lies by columns. Without shapes,
+        Layouts of A and B in `shapes`: "NN", "NT", "TN" or "TT"; T is a matrix stored by columns. Without shapes,
         the layouts of usual products whose extents are no whole vectors of four; the others are in all four.
+    dtype : str or tuple of str
+        Data type of A and B, or one of each: "float32", "float16" or "bfloat16". Operands of 16 bits have a kernel that
+        converts them.
     recorded : bool
         True to compile the kernels that `autotune` chose on the GPUs that are present, too.
     jobs : int, optional
-        Processes that compile beside each other. By default NUMBA_GEMM_JOBS, or the number of cores, at most 16 and
+        Processes that compile in parallel. By default NUMBA_GEMM_JOBS, or the number of cores, at most 16 and
         one for each GB of available memory.
     progress : bool, optional
         True to print each kernel to the standard error stream, or, on a terminal, how many are done. By default, on
@@ -142,7 +149,7 @@ def precompile(
     Returns
     -------
     list of Precompiled
-        A kernel each: stage, config, variant, cc, seconds, origin.
+        One per kernel: stage, config, variant, cc, seconds, origin.
 
     Raises
     ------
@@ -165,7 +172,9 @@ def precompile(
     """
     require_cache()
     jobs = None if jobs is None else index("jobs", jobs, 1)
-    wanted = kernels_of(stages, cc, precision, device=device, shapes=shapes, layouts=layouts, recorded=recorded)
+    wanted = kernels_of(
+        stages, cc, precision, device=device, shapes=shapes, layouts=layouts, dtype=dtype, recorded=recorded
+    )
     fetched = fetch_with_progress([(kernel, target) for *_, kernel, target in wanted], jobs, progress)
     return [
         Precompiled(stage, config, variant, target, one.seconds, one.origin)
@@ -199,6 +208,7 @@ def kernels_of(
     device: DeviceLike | None = None,
     shapes: Iterable[Shape] | None = None,
     layouts: Layout | Iterable[Layout] = "NN",
+    dtype: DType | tuple[DType, DType] = FLOAT32,
     recorded: bool = False,
 ) -> list[tuple[str, str, str, Kernel, tuple[int, int]]]:
     """Return the kernels of `precompile`: stage, configuration, variant, kernel and compute capability, each once.
@@ -209,8 +219,8 @@ def kernels_of(
     for name in names:
         if name != "auto":
             heuristics.resolve(name, heuristics.ANY_GPU)
-    both = _several("layouts", layouts)
-    given = None if shapes is None else _products(shapes, both)
+    both, dtypes = _several("layouts", layouts), check_dtypes(dtype)
+    given = None if shapes is None else _products(shapes, both, dtypes)
     if SIMULATOR:
         raise RuntimeError(
             "this process runs Numba's simulator, which compiles nothing; expected the compiler; unset "
@@ -225,7 +235,7 @@ def kernels_of(
     elif device is not None:
         ccs = [devices.capability_of(one, device) for one in ccs]
     found: list[tuple[Named, tuple[int, int]]] = []
-    products = usual_products(both) if given is None else given
+    products = usual_products(both, dtypes) if given is None else given
     for target in dict.fromkeys(ccs):
         _check_target(target)
         for name in names:
@@ -245,17 +255,6 @@ def kernels_of(
     order = {kernel[-1]: i for i, (kernel, _) in reversed(list(enumerate(found)))}
     unique = dict.fromkeys((*kernel, target) for kernel, target in found)
     return sorted(unique, key=lambda one: order[one[3]])
-
-
-def fetch_with_progress(
-    tasks: Sequence[tuple[Kernel, tuple[int, int]]], jobs: int | None, progress: bool | None
-) -> list[kernel_cache.Fetched]:
-    """Return what `kernel_cache.fetch_all` returns; print what is done, see `precompile`."""
-    shown = _Progress(len(tasks), progress)
-    try:
-        return kernel_cache.fetch_all(tasks, jobs, lambda i, one: shown.show(tasks[i][0].name, one))
-    finally:
-        shown.end()
 
 
 def _several(name: str, given: str | Iterable[str]) -> list[str]:
@@ -279,7 +278,7 @@ def _check_target(cc: tuple[int, int]) -> None:
         )
 
 
-def _products(shapes: Iterable[Shape], layouts: Iterable[str]) -> list[Product]:
+def _products(shapes: Iterable[Shape], layouts: Iterable[str], dtypes: tuple[str, str]) -> list[Product]:
     """Return products of dense operands."""
     both = list(layouts)
     for layout in both:
@@ -297,7 +296,7 @@ def _products(shapes: Iterable[Shape], layouts: Iterable[str]) -> list[Product]:
             raise ValueError(f"shapes has {shape!r}; expected M, N and K, from 1 on; pass [(4096, 4096, 4096)]")
         check_size("out", (m, n))
         given.append((m, n, k))
-    return [_dense(layout[0], layout[1], m, k, n) for m, n, k in given for layout in both]
+    return [_dense(layout[0], layout[1], m, k, n, dtypes) for m, n, k in given for layout in both]
 
 
 def _chosen(name: str, precision: str, cc: tuple[int, int], products: Iterable[Product]) -> Iterator[Named]:
@@ -326,31 +325,6 @@ def _launched(choice: Choice, product: Product, gpu: devices.DeviceProperties) -
         yield _named(choice.stage, choice.precision, kernel)
 
 
-class _Progress:
-    """Lines about kernels as they are compiled, on the standard error stream."""
-
-    def __init__(self, count: int, wanted: bool | None) -> None:
-        self._count, self._done, self._begin = count, 0, time.perf_counter()
-        self._terminal = sys.stderr.isatty()
-        self._wanted = self._terminal if wanted is None else wanted
-
-    def show(self, name: str, one: kernel_cache.Fetched) -> None:
-        """Count a kernel."""
-        self._done += 1
-        if not self._wanted:
-            return
-        count, seconds = f"{self._done} of {self._count} kernels", time.perf_counter() - self._begin
-        if self._terminal:
-            print(f"\r{count}, {seconds:.0f} s ", end="", file=sys.stderr, flush=True)
-        else:
-            print(f"{count}: {name}, {one.seconds:.1f} s, {one.origin}", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """End the line on a terminal."""
-        if self._wanted and self._terminal and self._done:
-            print(file=sys.stderr)
-
-
 def _all_devices() -> list[int]:
     devices.current_device()  # raises GpuUnavailable with the reason
     return list(range(devices.device_count()))
@@ -370,8 +344,17 @@ def _kernels(name: str, precision: str, cc: tuple[int, int], usual: list[Product
                 yield from _chosen(name, one, cc, usual)
         elif isinstance(stage, LadderStage):
             yield from (_named(stage, one, stage.kernel_of(stage.configs[0], fit)) for fit in stage.fits)
+            yield from _converting(one, usual[0])
         else:
             yield from _tensor_kernels(stage, one, cc)
+            yield from _converting(one, usual[0])
+
+
+def _converting(precision: str, product: Product) -> Iterator[Named]:
+    """Yield the kernel that converts the operands of a product, if they must be converted."""
+    if halves := [x.dtype for x in (product.a, product.b) if x.dtype != FLOAT32]:
+        kernel = conversion_kernel(halves[0], halves[-1])
+        yield kernel.name, "", precision, kernel
 
 
 def _named(stage: Stage, precision: str, kernel: Kernel) -> Named:

@@ -19,7 +19,7 @@ Device.before_compiling = staticmethod(next_kernels.compile_ahead)
 
 
 def forget() -> None:
-    """Let the next call of each kind be checked in full, and chosen for, again."""
+    """Remove all cached calls: the next call of each kind is checked in full, and its kernel chosen, again."""
     calls.clear()
 
 
@@ -53,7 +53,7 @@ def checked_product(
     tag : hashable or None
         The call's `fast_path.tag_of`; None if the call is not to be remembered.
     home : int, optional
-        The device for operands that lie on none. By default the current one.
+        Device for operands in host memory. By default the current one.
     chooser : callable, optional
         Returns the chooser for a request, or raises. By default `Request.choose`.
     workspace : Workspace, optional

@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import arrays
 from ..arrays import Operand, streams
+from ..device.units import FLOAT32_BYTES
 from ..kernels import STAGES
 from ..kernels.ladder import STAGES as LADDER
 from ..kernels.product import DTYPES, Product
@@ -251,7 +252,7 @@ def checked(
 
 def check_size(name: str, shape: tuple[int, ...]) -> None:
     """Raise ValueError if a float32 array of this shape has more bytes than can be addressed."""
-    if arrays.ITEM * prod(extent or 1 for extent in shape) > sys.maxsize:
+    if FLOAT32_BYTES * prod(extent or 1 for extent in shape) > sys.maxsize:
         raise ValueError(
             f"{name} has shape {shape}, which is more than {sys.maxsize} bytes; expected a size that can be addressed; "
             "use smaller extents"

@@ -115,7 +115,7 @@ def decomposition_seconds(
 
 
 def copy_seconds(size: float, bandwidth: float) -> float:
-    """Return the expected seconds of a launch that reads and writes so many bytes in all; 0 for none."""
+    """Return the expected seconds of a launch that reads and writes this number of bytes; 0 for 0."""
     return size and (size / (MEMORY_EFFICIENCY * bandwidth) if bandwidth else 0.0) + LAUNCH
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..device import watch
+from ..device.units import ceil_div
 from ..models.requests import SECTOR_BYTES
 from ..runtime.launch import Simulated
 from ..simulator import patches, scheduler
@@ -252,7 +253,7 @@ class Frames:
             "high": -math.inf,
         }
         if not outer and columns > 32:
-            made |= {"rows": -(-columns // 32), "cols": 32}
+            made |= {"rows": ceil_div(columns, 32), "cols": 32}
         if shared and array.flags.c_contiguous:
             number = getattr(array, "name", None)
             if number is not None and number in self._memory:

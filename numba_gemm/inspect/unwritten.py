@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..device import watch
+from ..device.units import ceil_div
 from .races import units_of
 from .recording import COLUMNS, SHARED, Recorder
 
@@ -60,7 +61,7 @@ def unwritten_reads(recorder: Recorder, table: np.ndarray[Any, Any]) -> Iterator
             block = values[position["block"]]
             writer = {}
         unit, offset = units[number], values[position["offset"]]
-        places = [(number, offset // unit + i) for i in range(-(-values[position["size"]] // unit))]
+        places = [(number, offset // unit + i) for i in range(ceil_div(values[position["size"]], unit))]
         if kind != watch.READ:
             writer |= dict.fromkeys(places, row)
             continue

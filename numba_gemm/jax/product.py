@@ -1,4 +1,4 @@
-"""The product that XLA calls, with operands in memory of XLA: on a CUDA stream, or on the simulator."""
+"""Product that XLA calls, with operands in memory of XLA: on a CUDA stream, or on the simulator."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..api import tiled_sgemm
-from ..arrays import ITEM, PROBES, Probe, row_major
+from ..arrays import PROBES, Probe, row_major
 from ..arrays.libraries import pointer_device
 from ..arrays.probe import Reading
+from ..device.units import FLOAT32_BYTES
 from ..runtime.device import device_count
 from ..runtime.matrix import at_address
 from ..simulator.switch import SIMULATOR
@@ -57,7 +58,7 @@ PROBES[XlaArray] = Probe(
 
 def _transposed(layout: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shape and the strides in bytes of an operand, or, for the layout "T", of its transposes."""
-    strides = row_major(shape, ITEM)
+    strides = row_major(shape, FLOAT32_BYTES)
     if layout == "N":
         return shape, strides
     return (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
@@ -84,7 +85,7 @@ def compute_on_host(call: Call) -> None:
 
 
 def refuse(call: Call) -> None:
-    """Refuse arrays on the platform that this process does not compute on."""
+    """Refuse arrays on a platform other than this process computes on."""
     if SIMULATOR:
         raise ValueError(
             "the arrays are on a GPU, and this is Numba's CUDA simulator; expected arrays on JAX's CPU device; call "

@@ -9,13 +9,12 @@ import numpy as np
 from numba import cuda, float32
 
 from ..device.array_arguments import matrix_of, partition_of
-from ..device.units import FLOAT32_BYTES
+from ..device.units import FLOAT32_BYTES, STATIC_SHARED_BYTES
 from ..simulator.numba_kernel import NumbaKernel
 from ..simulator.patches import python_function
 from ..simulator.switch import SIMULATOR, device_function, hardware_only
 from .ladder.stage import PartitionLayout, TileConfig, Variant
 
-MOST_SHARED = 48 << 10  # bytes of dynamic shared memory, unless an attribute of the kernel allows more
 NO_CODE = b".version 7.0\n.target sm_75\n.address_size 64\n"
 
 
@@ -50,13 +49,13 @@ def build(
     if SIMULATOR:
         return NumbaKernel(kernel)
     link = []  # Numba calls back with the loaded module only for code that is linked to the kernel
-    if config.dynamic_shared > MOST_SHARED:
+    if config.dynamic_shared > STATIC_SHARED_BYTES:
         link = [cuda.PTXSource(NO_CODE, setup_callback=_allow(config.dynamic_shared))]
     return cuda.jit(link=link, **hardware_only(launch_bounds=config.launch_bounds))(kernel)
 
 
 def _allow(dynamic_shared: int) -> Callable[[Any], None]:
-    """Return a function that lets the kernels of a loaded module have so many bytes of dynamic shared memory."""
+    """Return a function that allows the kernels of a loaded module this much dynamic shared memory."""
 
     def setup(code: Any) -> None:
         from cuda.bindings import driver

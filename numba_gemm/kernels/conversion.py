@@ -1,7 +1,7 @@
 """Conversion of FP16 and BF16 operands to float32, as a launch before those of a product.
 
 Both formats are subsets of float32, so a product of such operands is the product of their float32 copies, in every
-precision. The copies lie in the scratch memory of the launches, behind what the stage itself needs. They are dense and
+precision. The copies are in the scratch memory of the launches, behind the stage's own. They are dense and
 in the operand's own order, so reads and writes are coalesced: 2 bytes in and 4 bytes out per element.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ..device.units import FLOAT32_BYTES, ceil_div
+from ..device.units import FLOAT32_BYTES, MAX_GRID_X, ceil_div
 from .code import Code
 from .product import ITEM_BYTES, Layout, Product, Triple, copied_extents, copy_bytes
 from .step import Argument, Kernel, Launches, MatrixAt, Moving, Slot, Step, Words
@@ -20,7 +20,6 @@ __all__ = ["BUILD", "ConversionVariant", "conversion_bytes", "with_conversion"]
 THREADS = 256
 AT_ONCE = 8  # elements per thread
 ALIGNMENT = 256  # bytes
-MAX_BLOCKS = (1 << 31) - 1
 BUILD, SIGNATURE = Code("convert"), Code("convert", "signature")
 
 
@@ -136,7 +135,7 @@ def with_conversion(launches: Launches, product: Product) -> Launches:
 def _step(copies: list[_Copy]) -> Step:
     """Return the launch that makes one copy or two."""
     first, last = copies[0], copies[-1]
-    blocks = [min(ceil_div(one.chunks, THREADS), MAX_BLOCKS // 2) for one in copies]
+    blocks = [min(ceil_div(one.chunks, THREADS), MAX_GRID_X // 2) for one in copies]
     words = Words((*first.words, *last.words, blocks[0]))
     kernel = conversion_kernel(first.source.dtype, last.source.dtype)
     arguments = (*first.matrix_arguments, *last.matrix_arguments, words)

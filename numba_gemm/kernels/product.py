@@ -6,9 +6,8 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, Final, NamedTuple
 
-from ..device.units import FLOAT32_BYTES, ceil_div
+from ..device.units import FLOAT32_BYTES, VECTOR_BYTES, ceil_div
 
-VECTOR_BYTES = 16  # of a 128-bit access
 LAYOUTS = ("NN", "NT", "TN", "TT")  # of A and B: N is stored by rows, T by columns
 FLOAT32: Final = "float32"
 ITEM_BYTES = {FLOAT32: FLOAT32_BYTES, "float16": 2, "bfloat16": 2}  # by the dtypes that A and B may have
@@ -49,12 +48,12 @@ class Layout(NamedTuple):
 
     @property
     def transposed(self) -> Layout:
-        """The same memory with rows and columns swapped."""
+        """Layout of the same memory with rows and columns swapped."""
         return Layout(self.cols, self.rows, self.col_stride, self.row_stride, self.offset, self.dtype)
 
     @property
     def by_columns(self) -> bool:
-        """True if elements of a column lie closer to each other than those of a row."""
+        """True if elements of a column are closer to each other than those of a row."""
         return self.rows > 1 and (self.cols == 1 or 0 < abs(self.row_stride) < abs(self.col_stride))
 
     @property
@@ -92,10 +91,10 @@ class Layout(NamedTuple):
 
 def check_dtypes(dtype: Any) -> tuple[str, str]:
     """Return the dtypes of A and B, given one or both; raise ValueError for others."""
-    first, second = (dtype, dtype) if isinstance(dtype, str) else tuple(dtype)
-    if first not in DTYPES or second not in DTYPES:
+    found = (dtype, dtype) if isinstance(dtype, str) else tuple(dtype)
+    if len(found) != 2 or not set(found) <= set(DTYPES):
         raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}, or two for A and B; pass such")
-    return first, second
+    return found
 
 
 def dense(order: str, rows: int, cols: int, dtype: str = FLOAT32) -> Layout:
@@ -193,13 +192,13 @@ class Product(NamedTuple):
 
     @property
     def transposed(self) -> Product:
-        """The same product as ``C.T = B.T @ A.T``, for products without an epilogue."""
+        """Product ``C.T = B.T @ A.T``, for products without an epilogue."""
         batch = Batch(self.batch.extents, self.batch.b, self.batch.a, self.batch.c)
         return self._replace(a=self.b.transposed, b=self.a.transposed, c=self.c.transposed, batch=batch)
 
     @property
     def converted(self) -> Product:
-        """The product that a stage computes: operands of other dtypes than float32 as dense float32 copies."""
+        """Product of the float32 copies of operands that have other dtypes."""
         if self.a.dtype == self.b.dtype == FLOAT32:
             return self
         a, b, batch = self.a.converted, self.b.converted, self.batch

@@ -45,7 +45,7 @@ def index(name: str, value: Any, least: int = 0) -> int:
     Raises
     ------
     TypeError, ValueError
-        if it is none.
+        for anything else.
     """
     try:
         found = operator.index(value)

@@ -1,11 +1,12 @@
-"""The record that describes a stage of either ladder, and the launches that compute a product with it."""
+"""Record of a stage of either ladder, and the launches that compute a product with it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
+from ..device.units import MAX_GRID_X, MAX_GRID_Y
 from ..typing import PrecisionName, StageName
 from .conversion import with_conversion
 from .product import Product
@@ -13,27 +14,6 @@ from .step import Kernel, Launches
 
 IEEE: Final = "ieee"  # float32 multiply-adds
 MAX_K = 1 << 30  # terms of a sum that a kernel counts
-MAX_GRID_X, MAX_GRID_Y = (1 << 31) - 1, 65535
-
-
-class Config(Protocol):
-    """A tile configuration, of either ladder."""
-
-    @property
-    def name(self) -> str:
-        """Extents in one word."""
-
-    @property
-    def BM(self) -> int:
-        """Rows of a block tile."""
-
-    @property
-    def BN(self) -> int:
-        """Columns of a block tile."""
-
-    @property
-    def threads(self) -> int:
-        """Threads per block."""
 
 
 def require(config: Any, constraints: Mapping[str, bool]) -> None:
@@ -103,7 +83,7 @@ class Piece(NamedTuple):
 
 
 def cut(product: Product, rows: int, cols: int) -> Iterator[Piece]:
-    """Divide a product into parts of at most so many rows and columns of C, and `MAX_K` terms of each sum."""
+    """Divide a product into parts with limited rows and columns of C, and at most `MAX_K` terms of each sum."""
     m, n, k = product.m, product.n, product.k
     if m <= rows and n <= cols and k <= MAX_K:
         yield Piece(0, 0, 0, True, product)

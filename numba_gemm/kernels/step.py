@@ -49,7 +49,7 @@ class Scalar(NamedTuple):
 
     @property
     def words(self) -> tuple[Word, ...]:
-        """The words that the kernel is passed."""
+        """Words that the kernel is passed."""
         return (self.place,)
 
 
@@ -61,7 +61,7 @@ class MatrixAt(NamedTuple):
 
     @property
     def words(self) -> tuple[Word, ...]:
-        """The words that the kernel is passed."""
+        """Words that the kernel is passed."""
         return (self.place, *self.layout.words)
 
 
@@ -74,7 +74,7 @@ class Vector(NamedTuple):
 
     @property
     def words(self) -> tuple[Word, ...]:
-        """The seven words of which a 1-D Numba array consists."""
+        """The seven words of a 1-D Numba array."""
         return (0, 0, self.size, FLOAT32_BYTES, Moving(Slot.VECTORS + self.number), self.size, self.stride)
 
 
@@ -91,7 +91,7 @@ ALPHA, BETA = Scalar(Moving(Slot.ALPHA)), Scalar(Moving(Slot.BETA))
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A kernel: the function that builds it, and what it is built for.
+    """A kernel: the function that builds it, its configuration and its variant.
 
     Kernels are equal if they are the same object; stages return the same one for the same configuration and variant.
 
@@ -126,7 +126,7 @@ class Kernel:
 
     @property
     def epilogue(self) -> Callable[..., Any] | None:
-        """The epilogue that is compiled into it."""
+        """Epilogue that is compiled into it."""
         return getattr(self.variant, "epilogue", None)
 
     @property
@@ -157,7 +157,7 @@ class Step(NamedTuple):
     overlaps: bool = False
 
     def with_operands_swapped(self) -> Step:
-        """The same launch with A's slot for B's, and B's for A's."""
+        """Return the launch with the slots of A and B swapped."""
         other = {Slot.A: Slot.B, Slot.B: Slot.A}
 
         def swapped(argument: Argument) -> Argument:
@@ -170,7 +170,7 @@ class Step(NamedTuple):
 
 
 class MapOf(NamedTuple):
-    """A tensor map that a launch needs: of which operand, and the box that a copy brings.
+    """A tensor map that a launch needs: its operand, and the box that one copy fetches.
 
     Attributes
     ----------
@@ -220,7 +220,7 @@ class Launches(NamedTuple):
         return self.steps[-1 - self.behind]
 
     def with_operands_swapped(self) -> Launches:
-        """The same launches with A's slot for B's, and B's for A's."""
+        """Return the launches with the slots of A and B swapped."""
         other = {Slot.A: Slot.B, Slot.B: Slot.A}
         steps = tuple(step.with_operands_swapped() for step in self.steps)
         return self._replace(steps=steps, maps=tuple(one._replace(slot=other[one.slot]) for one in self.maps))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..device.units import WARP, ceil_div
+from ..device.units import REGISTERS, WARP, ceil_div
 from ..typing import ComputeCapability
 from .gpu_names import compute_capability, dotted
 
@@ -18,7 +18,6 @@ __all__ = ["LIMITS", "Occupancy", "SmLimits", "occupancy"]
 
 MAX_THREADS = 1024  # per block
 MAX_REGISTERS = 255  # per thread
-REGISTERS = 65_536  # per SM
 PARTITIONS = 4  # per SM, each with a quarter of its registers
 REGISTER_UNIT = 256  # granularity of the allocation of registers to a warp
 KB = 1024

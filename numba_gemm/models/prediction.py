@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from ..device.units import FLOAT32_BYTES, WARP, ceil_div
-from .accesses import LINE
+from ..device.units import WARP, ceil_div
+from .requests import LINE_BYTES
 from .traffic import Traffic, traffic
 
 if TYPE_CHECKING:
     from ..kernels.ladder.stage import LadderStage, TileConfig
 
 __all__ = ["Ceilings", "Prediction", "predict", "theoretical_ceilings"]
-
-LINE_BYTES = LINE * FLOAT32_BYTES
 
 SHARED_BYTES_A_CLOCK = 128  # per SM: 32 banks of 4 bytes
 L2_BYTES_A_CLOCK = 64  # per SM, from the L2 cache

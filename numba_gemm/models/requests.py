@@ -38,7 +38,7 @@ __all__ = [
     "wavefronts",
 ]
 
-SECTOR_BYTES = 32
+SECTOR_BYTES, LINE_BYTES = 32, 128
 BANKS, WORD_BYTES = 32, 4
 BYPASS_BYTES = 16  # asynchronous copies of this size bypass the L1 cache
 SIZES = (1, 2, 4, 8, 16)

@@ -42,7 +42,7 @@ MOST_THREADS = 2048  # the most that any multiprocessor holds
 
 
 def naive_reads(m: int, n: int, k: int) -> int:
-    """Elements read from global memory by m*n threads, each a row of A and a column of B: 2*m*n*k (Ling, section 2)."""
+    """Elements read from global memory by m*n threads, a row of A and a column of B each: 2*m*n*k (Ling, section 2)."""
     return 2 * m * n * k
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..device.units import FLOAT32_BYTES
 from ..inspect.tracing import Race
 from ..simulator import patches
 from .finding import Finding, place
@@ -15,8 +16,6 @@ from .running import Run, case_text
 from .source import first_store, syntax_tree
 
 __all__ = ["faults"]
-
-FLOAT_BYTES = 4
 
 
 def faults(run: Run) -> Iterator[Finding]:
@@ -95,7 +94,7 @@ def _writers(run: Run) -> dict[tuple[int, ...], dict[str, Any]]:
     for row in run.accesses:
         if row["array"] == run.puzzle.output and row["write"]:
             *outer, last = row["element"]
-            for i in range(row["bytes"] // FLOAT_BYTES):
+            for i in range(row["bytes"] // FLOAT32_BYTES):
                 found[(*outer, last + i)] = row
     return found
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..device.units import FLOAT32_BYTES
 from ..inspect.recording import GLOBAL, SHARED
 from ..models.requests import BANKS
 from ..simulator import patches
@@ -18,7 +19,6 @@ from .running import Run
 
 __all__ = ["MEASURES", "Measure"]
 
-FLOAT_BYTES = 4
 
 Row = dict[str, Any]
 
@@ -63,7 +63,7 @@ def _floats(space: str, *ops: str) -> Measure:
         return [row for row in run.accesses if row["space"] == space and row["op"] in ops]
 
     def count(run: Run) -> int:
-        return sum(row["bytes"] for row in own(run)) // FLOAT_BYTES
+        return sum(row["bytes"] for row in own(run)) // FLOAT32_BYTES
 
     def scope(row: Row) -> tuple[Any, ...]:
         if space == SHARED:  # between two barriers, a thread can keep the value
@@ -75,7 +75,7 @@ def _floats(space: str, *ops: str) -> Measure:
         again = [(first[scope(row)], row) for row in own(run) if first.setdefault(scope(row), row) is not row]
         rows = [row for _, row in again] or own(run)
         line = Counter(row["line"] for row in rows).most_common(1)[0][0]
-        floats = sum(row["bytes"] for row in own(run) if row["line"] == line) // FLOAT_BYTES
+        floats = sum(row["bytes"] for row in own(run) if row["line"] == line) // FLOAT32_BYTES
         text = f"this line {_verb(rows[0])} {floats} of them"
         repeated = next(((before, row) for before, row in again if row["line"] == line), None)
         if repeated is None:
@@ -129,7 +129,7 @@ def _conflict(run: Run) -> tuple[int, str]:
     text = f"here a warp {_verb(row)} {row['array']} in {row['wavefronts']} wavefronts, and {row['ideal']} would do"
     first_of_bank: dict[int, tuple[Any, int, str]] = {}
     for who, address, element in lanes:
-        bank = address // FLOAT_BYTES % BANKS
+        bank = address // FLOAT32_BYTES % BANKS
         other, place, name = first_of_bank.setdefault(bank, (who, address, element))
         if place != address:
             text += f": thread {other} {_verb(row)} {name} and thread {who} {element}, both in bank {bank}"

@@ -104,12 +104,12 @@ class Puzzle:
 
     @property
     def skeleton(self) -> str:
-        """The file that the reader completes."""
+        """File that the reader completes."""
         return self._file(solved=False)
 
     @property
     def solution(self) -> str:
-        """The same file, completed."""
+        """Completed file."""
         return self._file(solved=True)
 
     def __repr__(self) -> str:
@@ -160,7 +160,7 @@ class Puzzle:
 
     @property
     def output(self) -> str:
-        """The parameter that the kernel writes to."""
+        """Parameter that the kernel writes to."""
         return list(self.shapes)[-1]
 
     def arguments(self, case: Case) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def _failure(error: BaseException, file: str, case: Case) -> Finding:
 
 
 def _access(step: TracebackType) -> str:
-    """Return an access out of bounds with its indices, or an empty text if they cannot be told."""
+    """Return an access out of bounds with its indices, or an empty text if they are unknown."""
     code, frame = step.tb_frame.f_code, step.tb_frame
     line, last_line, begin, end = list(code.co_positions())[step.tb_lasti // 2]
     if line is None or line != last_line:

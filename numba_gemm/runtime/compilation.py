@@ -1,4 +1,4 @@
-"""Compilation of kernels: one in this process, several beside each other in processes.
+"""Compilation of kernels: one in this process, several in parallel processes.
 
 A worker process runs this module. It is sent kernels of this package, and sends back machine code; it uses no GPU.
 Where no worker can be started, or one fails, everything is compiled in the calling process.
@@ -58,7 +58,7 @@ SETTINGS = {
 
 
 def log_compiled(task: Task, seconds: float, where: str = "") -> None:
-    """Tell that a kernel was compiled."""
+    """Log that a kernel was compiled."""
     kernel, cc = task
     LOG.info("kernel %s for compute capability %s: compiled%s in %.2f s", kernel.name, dotted(cc), where, seconds)
 
@@ -105,7 +105,7 @@ def _built(kernel: Kernel) -> Any:
 
 
 def default_jobs() -> int:
-    """Return how many processes compile beside each other.
+    """Return the number of processes that compile at the same time.
 
     It is NUMBA_GEMM_JOBS, or the number of cores that this process may use, fewer if there is little memory.
 

@@ -147,7 +147,7 @@ def _compiling_for(cc: tuple[Any, ...]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _finding_libraries() -> Iterator[None]:
-    """Say what to install if NVVM, NVRTC or nvJitLink is missing. Each is looked for at its first use."""
+    """Name the package to install if NVVM, NVRTC or nvJitLink is missing. Each is searched for at its first use."""
     from cuda.pathfinder import DynamicLibNotFoundError
 
     try:
@@ -231,7 +231,7 @@ def _resources(name: str, log: str, sections: dict[str, bytes]) -> tuple[int, in
         return int(registers[0]), local, spill_stores, spill_loads
     counts = _attribute(sections, _REGISTER_COUNT)
     if not counts:
-        raise CompilationError(f"neither ptxas nor the cubin tells what {name} uses; ptxas said:\n{log}")
+        raise CompilationError(f"neither ptxas nor the cubin shows the resources of {name}; ptxas said:\n{log}")
     frame = sum(_attribute(sections, _FRAME_SIZE))
     return max(counts), frame, frame, frame
 
@@ -323,7 +323,7 @@ def compile_cubin(
 def assemble(
     source: str | bytes, cc: tuple[int, int], name: str | None, max_registers: int | None = None, lineinfo: bool = False
 ) -> Cubin:
-    """Assemble PTX, or LTO-IR, whose kernel has a name that the linker tells."""
+    """Assemble PTX, or LTO-IR; the linker reports the kernel's name."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     whole_program = isinstance(source, bytes)
@@ -371,7 +371,7 @@ def _check_parameters(ptx: str, name: str, signature: Sequence[Any]) -> None:
 
 
 def _entry_name(log: str) -> str:
-    """The kernel's name in what the assembler says of it."""
+    """Return the kernel's name from the assembler's output."""
     found = re.search(r"Compiling entry function '(\S+)'", log)
     if found is None:
         raise CompilationError(f"the assembler names no kernel: {log!r}")

@@ -333,7 +333,7 @@ class Device:
     def load_all(
         self, kernels: Sequence[Kernel], before_compiling: Callable[[], object] | None = None
     ) -> list[LoadedKernel]:
-        """Return several loaded kernels; those that must be compiled are compiled beside each other."""
+        """Return several loaded kernels; those that must be compiled are compiled in parallel."""
         missing = [kernel for kernel in kernels if kernel not in self.load]
         if len(missing) > 1 or (missing and before_compiling is not None):
             # The last one, which multiplies, takes longest.

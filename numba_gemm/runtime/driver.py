@@ -1,7 +1,7 @@
 """The CUDA driver, called through cuda.bindings: errors as exceptions, and which device is current.
 
-What is called at every launch is called through ctypes, with arguments that lie ready in memory: cuda.bindings converts
-and wraps each anew, which takes longer than the driver does.
+Functions that every launch calls are called through ctypes, with arguments prepared in memory: cuda.bindings converts
+and wraps each argument anew, which takes longer than the driver does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
+from ..device.units import STATIC_SHARED_BYTES
 from ..simulator.probe import driver_error
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def call(function: Any, *arguments: Any) -> Any:
 
 
 def failure(name: str, status: int) -> RuntimeError:
-    """The driver's words for what a function of it returned."""
+    """Return an error with the driver's description of a status."""
     result = driver.CUresult(status)
     _, text = driver.cuGetErrorString(result)
     return RuntimeError(f"{name} failed: {(text or b'?').decode()} ({result.name})")
@@ -68,7 +69,7 @@ _lock = threading.Lock()
 
 @functools.cache
 def start() -> None:
-    """Start the driver; raise `GpuUnavailable` where that cannot be."""
+    """Start the driver; raise `GpuUnavailable` if that is impossible."""
     if (reason := driver_error()) is not None:
         raise GpuUnavailable(reason)
     call(driver.cuInit, 0)
@@ -82,7 +83,7 @@ def _retained_context(device: int) -> Any:
 
 
 def primary_context(device: int) -> Any:
-    """A device's primary context, the one that CUDA's runtime, Numba, CuPy and PyTorch share."""
+    """Return a device's primary context, which CUDA's runtime, Numba, CuPy and PyTorch share."""
     with _lock:
         return _retained_context(device)
 
@@ -97,15 +98,12 @@ def device_scope(device: int) -> Iterator[None]:
         call(driver.cuCtxPopCurrent)
 
 
-STATIC_SHARED_LIMIT = 48 << 10  # bytes of shared memory that a block may ask for without saying so beforehand
-
-
 def load_kernel(cubin: Cubin, device: int, dynamic_shared: int = 0) -> int:
-    """Load a kernel on a device, for launches with so many bytes of dynamic shared memory; return its handle."""
+    """Load a kernel on a device, for launches with this much dynamic shared memory in bytes; return its handle."""
     with device_scope(device):
         library = call(driver.cuLibraryLoadData, cubin.code, [], [], 0, [], [], 0)
         handle = call(driver.cuLibraryGetKernel, library, cubin.name.encode())
-        if dynamic_shared > STATIC_SHARED_LIMIT:
+        if dynamic_shared > STATIC_SHARED_BYTES:
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             call(driver.cuKernelSetAttribute, limit, dynamic_shared, handle, call(driver.cuDeviceGet, device))
     return int(handle)
@@ -129,7 +127,7 @@ def relaxed_capture() -> Iterator[None]:
         call(driver.cuThreadExchangeStreamCaptureMode, mode)
 
 
-# ---------------------------------------------------------------------------------- calls that lie ready in memory
+# ------------------------------------------------------------------------------ calls with arguments kept in memory
 
 
 @functools.cache

@@ -34,7 +34,7 @@ MAX_MADE = 1024
 
 
 def prepared(epilogue: Any, vectors: int) -> Callable[..., Any]:
-    """Return the function that kernels are built with, for a caller's epilogue that takes so many vectors.
+    """Return the function that kernels are built with, for a caller's epilogue that takes this number of vectors.
 
     Equal content gives the same object, so that its kernels are found again: also for a lambda expression that is
     evaluated repeatedly. A changed global gives another object. If the content cannot be determined, the same function
@@ -83,7 +83,7 @@ MAX_GUARDS = 4
 
 
 def identity(epilogue: Any) -> tuple[Any, ...] | None:
-    """Return what tells an epilogue from all others, without describing its content; None if only that can tell.
+    """Return an epilogue's identity without describing its content; None if only its content identifies it.
 
     Two epilogues of equal identity have equal content: the same code, equal numbers in defaults and closure, and the
     very objects in globals that were found when the identity was first given.
@@ -107,7 +107,7 @@ def identity(epilogue: Any) -> tuple[Any, ...] | None:
 
 
 def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a check of what it returns, for the simulator."""
+    """Return the function with a check of its result, for the simulator."""
 
     @wraps(function)
     def epilogue(*arguments: Any) -> Any:
@@ -145,7 +145,7 @@ def check_result(epilogue: Any, vectors: int, cc: tuple[int, int]) -> None:
         )
     except RuntimeError:  # of the compiler's libraries
         raise
-    except Exception as error:  # Numba's have no base in common, nor all one of Numba's
+    except Exception as error:  # Numba's errors have no common base class
         text = COLOURS.sub("", str(error)).partition("During: resolving callee")[0]  # the rest is about the caller
         lines = [line for line in text.splitlines() if line.strip() and not NOISE.search(line)][:LINES]
         lines = lines or [type(error).__name__]

@@ -34,11 +34,11 @@ def _is_numba_type(value: Any) -> bool:
 
 
 class _Untold(Exception):
-    """Something that nothing tells from another of its kind."""
+    """Object that nothing distinguishes from another of its kind."""
 
 
 def fingerprint(function: Any) -> Part:
-    """Return all that shapes what a function compiles to; None if that cannot be told.
+    """Return all that shapes what a function compiles to; None if that is unknown.
 
     Bytecode, constants and names; values of its closure and of the globals that it names, as far as these are numbers,
     strings, None, small arrays and tuples of them; modules of Numba, NumPy or the standard library's mathematics and
@@ -88,7 +88,7 @@ def _is_known(module: str) -> bool:
 
 
 def _member(value: Any) -> Part:
-    """The name of what a known module has under that name; None for anything else, whatever it calls itself."""
+    """Return the name of a known module's member; None for anything else, whatever its `__name__`."""
     if not isinstance(value, type | BuiltinFunctionType | FunctionType | np.ufunc):
         return None
     module = getattr(value, "__module__", None) or ("numpy" if isinstance(value, np.ufunc) else "")
@@ -139,7 +139,7 @@ def _function(function: FunctionType, within: tuple[Any, ...]) -> Part:
 
 
 def _globals(function: FunctionType, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """The globals that a function may name."""
+    """Return the globals that a function may name."""
     space = function.__globals__
     return ((name, space[name]) for name in sorted(names) if name in space)
 
@@ -180,7 +180,7 @@ def frozen(function: Any) -> Any:
 
 
 def _copy(value: Any, names: frozenset[str], made: dict[Any, Any]) -> Any:
-    """The same of a value that a function of these names finds; `made` holds the copies by the originals' identities.
+    """Copy a value that a function of these names finds; `made` holds the copies by the originals' identities.
 
     The originals outlive it, since the function that is copied holds them.
     """
@@ -215,7 +215,7 @@ def _copy(value: Any, names: frozenset[str], made: dict[Any, Any]) -> Any:
 
 
 def _hollow(function: FunctionType) -> FunctionType:
-    """A copy of a function without what it finds outside."""
+    """Copy a function without its globals and closure."""
     space = {name: value for name, value in function.__globals__.items() if name.startswith("__")}
     cells = tuple(CellType() for _ in function.__closure__ or ())
     copy = FunctionType(function.__code__, space, function.__name__, None, cells)
@@ -245,7 +245,7 @@ _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Guard:
-    """Quick test that what a function finds outside is still the same, for functions whose content can be told.
+    """Quick test that what a function finds outside is still the same, for functions whose content is known.
 
     Attributes
     ----------
@@ -370,7 +370,7 @@ class _Walk:
         return True
 
     def value(self, value: Any, names: frozenset[str]) -> bool:
-        """Visit a value; whether it, and all that it leads to, cannot change unnoticed."""
+        """Visit a value; return True if neither it nor anything it refers to can change unnoticed."""
         if _are_numbers(value) or _is_numba_type(value) or _member(value) is not None:
             return True
         if isinstance(value, np.generic) and not isinstance(value, np.void):

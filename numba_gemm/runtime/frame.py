@@ -1,6 +1,6 @@
 """Kernel launches, laid out in memory as the driver reads them.
 
-All words that change from call to call lie in one run of memory, into which the parameters of every launch point. So
+All words that change from call to call are contiguous in memory, and the parameters of every launch point to them. So
 one packing updates the parameters of all launches, and a launch is one call of the driver.
 """
 
@@ -72,8 +72,8 @@ class FrameLayout:
     def memory(self) -> tuple[Any, list[int], int]:
         """Return memory with the constant words in place, the address of each launch's parameters, and of the configs.
 
-        It holds the moving words; all words, of which those that move are not used; the address of each word; a
-        ``CUlaunchConfig`` per launch.
+        It holds the moving words; all words, those that move unused; the address of each word; a ``CUlaunchConfig`` per
+        launch.
         """
         first, count, configs = 8 * len(self.moving), len(self._words), self._configs
         memory = (ctypes.c_char * (first + 16 * count + len(configs)))()
@@ -89,7 +89,7 @@ class FrameLayout:
 
 @cache
 def _packing(count: int) -> struct.Struct:
-    """Return the format of `count` moving words, of which the first two are float32."""
+    """Return the format of `count` moving words; the first two are float32."""
     return struct.Struct("=f4xf4x" + "q" * (count - 2))
 
 

@@ -1,7 +1,7 @@
 """The one store of compiled kernels: they are looked up, compiled and kept here.
 
 A kernel is looked up among the user's own files (`kernel_files`), then in bundles, which somebody else compiled
-(`bundle`). Otherwise it is compiled, several kernels beside each other (`compilation`), and kept.
+(`bundle`). Otherwise it is compiled, several kernels in parallel (`compilation`), and kept.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def fetch_all(
     done: Callable[[int, Fetched], None] | None = None,
     before_compiling: Callable[[], object] | None = None,
 ) -> list[Fetched]:
-    """Return several kernels; those that must be compiled are compiled beside each other.
+    """Return several kernels; those that must be compiled are compiled in parallel.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def compile_ahead(needed: Sequence[Kernel], others: Sequence[Kernel], cc: tuple[
 
 
 def kept(name: tuple[Part, ...] | None, compile_it: Callable[[], Cubin]) -> Cubin:
-    """The kernel that these parts describe, compiled or from its file; of None it is compiled."""
+    """Return the kernel that these parts describe, from its file or compiled; None is always compiled."""
     return fetch_named(compile_it, None if name is None else name_of(*name))[0]
 
 

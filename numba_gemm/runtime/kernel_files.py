@@ -1,6 +1,6 @@
 """Files of compiled kernels, kept on disk from one process to the next.
 
-A kernel lies in one file, named by all that shapes its code (`kernel_key.key`). So a file is the one that is
+Each kernel has one file, named by all that shapes its code (`kernel_key.key`). So a file is the one that is
 wanted, or is not found; none is ever out of date. Files are replaced whole and checked when they are read.
 
 The environment variable NUMBA_GEMM_CACHE_DIR names the directory; "off" (or "0", "no", "none", "false", or nothing, in
@@ -112,7 +112,7 @@ class About(NamedTuple):
 
 
 def packed(name: str, cubin: Cubin, about: About) -> bytes:
-    """The contents of a kernel's file: magic, checksum of name and body, body."""
+    """Return the contents of a kernel's file: magic, checksum of name and body, body."""
     described = asdict(cubin) | {"about": about}
     code = described.pop("code")
     body = zlib.compress(json.dumps(described).encode() + b"\n" + code, 6)
@@ -120,7 +120,7 @@ def packed(name: str, cubin: Cubin, about: About) -> bytes:
 
 
 def unpacked(name: str, contents: bytes) -> tuple[Cubin, About]:
-    """The kernel of a file; raises an exception of any kind if `packed` did not make the file."""
+    """Return the kernel of a file; raises an exception of any kind if `packed` did not make the file."""
     start = len(MAGIC) + hashlib.sha256().digest_size
     magic, checksum, body = contents[: len(MAGIC)], contents[len(MAGIC) : start], contents[start:]
     if magic != MAGIC or hashlib.sha256(name.encode() + body).digest() != checksum:
@@ -194,7 +194,7 @@ class _File(NamedTuple):
 
 
 def _files(place: Path) -> tuple[list[_File], list[Path]]:
-    """The kept kernels, the latest used first, and what writers left who died; whatever else lies there is not ours."""
+    """Return the kept kernels, the latest used first, and files of writers that died; other files are left alone."""
     kept, left = [], []
     for path in place.iterdir() if place.is_dir() else ():
         if FILE_NAME.fullmatch(path.name):

@@ -77,7 +77,7 @@ def _toolchain() -> Part:
 
 
 def _checked(part: Any) -> Part:
-    """A part of a key as it is, if its repr tells it from all others, in this process and the next."""
+    """Return a part of a key unchanged if its repr identifies it in all processes."""
     if isinstance(part, tuple):
         return tuple(map(_checked, part))
     if part is None or type(part) in (bool, int, float, str, bytes):
@@ -94,7 +94,7 @@ PACKAGE = __name__.partition(".")[0]
 
 
 class _Unknown(Exception):
-    """Something that cannot be told from another of its kind."""
+    """Object that cannot be distinguished from another of its kind."""
 
 
 def _own_name(function: Callable[..., Any]) -> Part:
@@ -106,7 +106,7 @@ def _own_name(function: Callable[..., Any]) -> Part:
 
 
 def _described(value: Any) -> Part:
-    """Return a configuration or variant as values; raises `_Unknown` for an epilogue that cannot be told."""
+    """Return a configuration or variant as values; raises `_Unknown` for an epilogue without a known content."""
     if is_dataclass(value) and not isinstance(value, type):
         return type(value).__name__, tuple((one.name, _described(getattr(value, one.name))) for one in fields(value))
     if isinstance(value, tuple):
@@ -119,7 +119,7 @@ def _described(value: Any) -> Part:
 
 
 def key(kernel: Kernel, cc: tuple[int, int], extra: tuple[Any, ...] = ()) -> str | None:
-    """Return the name of a kernel: a hash of all that shapes its code; None if that cannot be told.
+    """Return the name of a kernel: a hash of all that shapes its code; None if that is unknown.
 
     `extra` may hold numbers, strings, bytes, None and tuples of them, which shape the code as well.
     """
@@ -135,7 +135,7 @@ def portable_key(kernel: Kernel, cc: tuple[int, int]) -> str | None:
 
 
 def _form(kernel: Kernel, cc: tuple[int, int]) -> tuple[Part, ...] | None:
-    """Return what a kernel is built from and for; None if that cannot be told."""
+    """Return all that a kernel is built from; None if that is unknown."""
     if kernel.build not in BUILDS:
         return None
     try:

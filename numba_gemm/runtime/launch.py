@@ -141,7 +141,7 @@ def bind_product(
 
 @dataclass(frozen=True)
 class Simulated:
-    """A launch as the scheduler of simulated threads takes it (`numba_gemm.simulator.scheduler.run`).
+    """Launch for the scheduler of simulated threads (`numba_gemm.simulator.scheduler.run`).
 
     Attributes
     ----------
@@ -168,7 +168,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class _Place:
-    """A matrix's memory in the simulator, from some byte on."""
+    """Memory of a matrix in the simulator, from a byte on."""
 
     matrix: Matrix
     step: int

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.product import FLOAT32, VECTOR_BYTES, Layout
+from ..device.units import VECTOR_BYTES
+from ..kernels.product import FLOAT32, Layout
 from ..simulator.switch import SIMULATOR
 
 
@@ -48,7 +49,7 @@ class Matrix:
 
     @property
     def transposed(self) -> Matrix:
-        """The same memory with rows and columns swapped."""
+        """Matrix of the same memory with rows and columns swapped."""
         owner = self.owner.T if SIMULATOR and self.owner is not None else self.owner
         strides = self.col_stride, self.row_stride
         return Matrix(self.pointer, self.cols, self.rows, *strides, self.device, owner, self.dtype)

@@ -21,7 +21,7 @@ __all__ = ["is_page_locked", "pinned", "registered"]
 
 @contextmanager
 def pinned(elements: int, dtype: Any = np.float32, *, write_combined: bool = False) -> Iterator[np.ndarray]:
-    """An uninitialised page-locked array of one dimension, which all devices may use; freed at the end.
+    """Allocate an uninitialised page-locked array of one dimension, which all devices may use; free it at the end.
 
     Needs a current context. `write_combined` memory is not cached: fast for the host to write in order, very slow for
     it to read.
@@ -37,15 +37,15 @@ def pinned(elements: int, dtype: Any = np.float32, *, write_combined: bool = Fal
 
 @contextmanager
 def registered(array: np.ndarray) -> Iterator[None]:
-    """Page-lock the memory of a contiguous array that is there already, for as long as the context lasts.
+    """Page-lock the memory of an existing contiguous array while the context lasts.
 
     Raises
     ------
     ValueError
-        if its elements do not lie one behind the other.
+        if it is not contiguous.
     """
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
-        raise ValueError("expected an array whose elements lie one behind the other; pass a contiguous one")
+        raise ValueError("expected a contiguous array; pass a copy")
     flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
     call(driver.cuMemHostRegister, array.ctypes.data, array.nbytes, flags)
     try:

@@ -65,7 +65,7 @@ def warn_once(path: Path, problem: str) -> None:
 
 
 def refusal(path: Path, status: os.stat_result) -> str | None:
-    """Say why a directory or a regular file is not to be trusted, and what to do; None if it can be."""
+    """Return why a directory or a regular file cannot be trusted, and what to do; None if it can."""
     mode, is_directory = stat.S_IMODE(status.st_mode), stat.S_ISDIR(status.st_mode)
     danger = "and cached kernels run with your rights"
     another = "set NUMBA_GEMM_CACHE_DIR to a directory that only you can write to"
@@ -157,7 +157,7 @@ class PrivateDirectory:
             os.utime(name, (now, now), dir_fd=self._descriptor, follow_symlinks=False)
 
     def write(self, name: str, contents: bytes, most: int = MAX_BYTES) -> None:
-        """Write a file of at most so many bytes, or replace one as a whole.
+        """Write a file, or replace one as a whole.
 
         Raises
         ------

@@ -15,12 +15,12 @@ from cuda.bindings import driver
 from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels.product import Layout
 from ..kernels.step import MapOf
+from ..kernels.tensor_core.tma_stage import UNIT
 from .driver import call, failure, relaxed_capture
 
 MAP_BYTES = 128
 PAGE = 512  # maps for which memory is allocated at a time
 MAX_MAPS = 1 << 16  # per device: 8 MiB
-UNIT = 16  # bytes; strides of a map are multiples
 
 
 class TensorMaps:

@@ -114,11 +114,11 @@ class _Launches:
             self.enqueue(stream)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 def _repeated(enqueue: Call, stream: int, repeats: int, graphs: bool) -> _Graph | _Launches:
-    """A graph of the calls, if one is wanted and can be had; else their launches."""
+    """Return a graph of the calls, if one is wanted and possible; else their launches."""
     if not graphs:
         return _Launches(enqueue, repeats)
     try:
@@ -140,7 +140,7 @@ class _Stopwatch:
         self.events = [call(driver.cuEventCreate, 0) for _ in range(2)]
 
     def time_us(self, work: Call, lead: bool = False) -> float:
-        """The span of some work; a lead is the same work, untimed before it, behind which its launch hides."""
+        """Return the duration of some work; a lead is the same work before it, untimed, which hides its launch."""
         begin, end = self.events
         if lead:
             work(self.stream)
@@ -236,7 +236,7 @@ def time_interleaved(
     max_repeats : int
         Most calls per graph.
     round_up_to : int
-        Calls per graph are a multiple of this, for calls that rotate over so many sets of buffers.
+        Calls per graph are a multiple of this, the number of sets of buffers that calls rotate over.
     graphs : bool
         Replay graphs, but for calls that cannot be captured. False launches every call of every contender, so that
         launching counts for all alike.

@@ -6,7 +6,7 @@ from one captured graph share it and must not run at the same time.)
 
 A workspace is for products of one launch. It grows, at least to twice its size, and is never freed: pending launches
 may use the smaller ones, whose total size is at most that of the last. So memory grows with the number of streams that
-were ever used, including the default streams of threads. Behind a workspace lie counters, 32-bit words that are 0
+were ever used, including the default streams of threads. Behind a workspace are counters, 32-bit words that are 0
 before the first launch and that every kernel leaves at 0.
 
 A product of several launches leases memory: no other call gets it until all of these launches are enqueued, whichever

@@ -21,8 +21,7 @@ from itertools import accumulate
 from math import ceil
 from typing import NamedTuple
 
-from ..device.units import ceil_div
-from ..models.roofline import FLOAT32_BYTES as ITEM
+from ..device.units import FLOAT32_BYTES, ceil_div
 from ..runtime.workspace import ALIGNMENT
 
 __all__ = ["Blocking", "Part", "Piece", "Shape", "choose", "divided", "smallest"]
@@ -212,7 +211,12 @@ class Blocking:
     def parts(self) -> tuple[int, int, int, int]:
         """Bytes of a block of C, of a panel of A, of one of B, and of the workspace, each rounded up."""
         deepest = max(self.depths)
-        sizes = (ITEM * self.rows * self.cols, ITEM * self.rows * deepest, ITEM * self.cols * deepest, self.workspace)
+        sizes = (
+            FLOAT32_BYTES * self.rows * self.cols,
+            FLOAT32_BYTES * self.rows * deepest,
+            FLOAT32_BYTES * self.cols * deepest,
+            self.workspace,
+        )
         return tuple(_rounded(size, ALIGNMENT) for size in sizes)  # type: ignore[return-value]
 
     @property
@@ -225,7 +229,7 @@ class Blocking:
     def bytes_to_device(self) -> int:
         """Bytes that are copied to the device, without C."""
         down, across = self.grid
-        return ITEM * self.k * (self.m * across + self.n * down)
+        return FLOAT32_BYTES * self.k * (self.m * across + self.n * down)
 
     def shape(self, piece: Piece) -> Shape:
         """Shape of one product."""
@@ -246,7 +250,7 @@ class Blocking:
 def made(m: int, n: int, k: int, rows: int, cols: int, deepest: int) -> Blocking:
     """Return the division into blocks of about `rows` x `cols`, and panels of at most `deepest` elements along k."""
     rows, cols = _even(m, rows), _even(n, cols)
-    strip = min(_rounded(max(1, STRIP_BYTES // (ITEM * cols)), EDGE), _rounded(ceil_div(rows, STRIPS), EDGE))
+    strip = min(_rounded(max(1, STRIP_BYTES // (FLOAT32_BYTES * cols)), EDGE), _rounded(ceil_div(rows, STRIPS), EDGE))
     return Blocking(m, n, k, rows, cols, depths(k, min(k, deepest)), min(strip, rows))
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from .blocking import ITEM, Part, divided
+from ..device.units import FLOAT32_BYTES
+from .blocking import Part, divided
 from .queues import Device, Mark, Queue
 
 __all__ = ["Flag", "HostMatrix", "Ring", "Stopped", "copying_threads", "mapped_files", "reserve_file"]
@@ -42,20 +43,20 @@ class HostMatrix:
         self.lying = array.T if self.by_columns else array
         rows, cols = self.lying.shape
         down, across = self.lying.strides
-        dense = (across == ITEM or cols == 1) and (down >= ITEM * cols or rows == 1)
+        dense = (across == FLOAT32_BYTES or cols == 1) and (down >= FLOAT32_BYTES * cols or rows == 1)
         self.direct = bool(dense and array.size and device.is_direct(*self._ends()))
 
     @staticmethod
     def lies_by_columns(array: np.ndarray) -> bool:
         """Return True if the columns of an array are contiguous and its rows are not."""
         (rows, cols), (down, across) = array.shape, array.strides
-        return down == ITEM and rows > 1 and across != ITEM and cols > 1
+        return down == FLOAT32_BYTES and rows > 1 and across != FLOAT32_BYTES and cols > 1
 
     def _ends(self) -> tuple[int, int]:
         """Return the addresses of the first and the last byte."""
         first = int(self.lying.ctypes.data)
         far = sum((extent - 1) * step for extent, step in zip(self.lying.shape, self.lying.strides))
-        return first, first + far + ITEM - 1
+        return first, first + far + FLOAT32_BYTES - 1
 
     def part(self, rows: Part, cols: Part) -> np.ndarray:
         """Return some rows and columns, transposed if the array is stored by columns."""
@@ -68,7 +69,7 @@ class HostMatrix:
 
     def strides(self, rows: int, cols: int) -> tuple[int, int]:
         """Return the bytes between rows, and between columns, of such a part on the device."""
-        return (ITEM, ITEM * rows) if self.by_columns else (ITEM * cols, ITEM)
+        return (FLOAT32_BYTES, FLOAT32_BYTES * rows) if self.by_columns else (FLOAT32_BYTES * cols, FLOAT32_BYTES)
 
 
 class Stopped(Exception):

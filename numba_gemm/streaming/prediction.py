@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .blocking import ITEM, Blocking, Shape
+from ..device.units import FLOAT32_BYTES
+from .blocking import Blocking, Shape
 
 __all__ = ["Prediction", "Rates", "predict"]
 
@@ -70,10 +71,10 @@ def predict(blocking: Blocking, rates: Rates, reads_out: bool = False) -> Predic
                 up = max(up, used[-blocking.slots])
             if panel == 0 and reads_out:
                 for number, strip in enumerate(strips):
-                    took = ITEM * strip.extent * cols.extent / rates.c_bytes
+                    took = FLOAT32_BYTES * strip.extent * cols.extent / rates.c_bytes
                     up = max(up, gone.get(number, 0.0)) + took
                     busy_up += took
-            took = ITEM * inner.extent * (rows.extent / rates.a_bytes + cols.extent / rates.b_bytes)
+            took = FLOAT32_BYTES * inner.extent * (rows.extent / rates.a_bytes + cols.extent / rates.b_bytes)
             up, busy_up = up + took, busy_up + took
             now = max(now, up)
             for piece in blocking.pieces(block, panel):
@@ -82,7 +83,7 @@ def predict(blocking: Blocking, rates: Rates, reads_out: bool = False) -> Predic
                 took = rates.seconds(blocking.shape(piece))
                 now, busy = now + took, busy + took
                 if piece.last:
-                    took = ITEM * piece.rows.extent * piece.cols.extent / rates.c_bytes
+                    took = FLOAT32_BYTES * piece.rows.extent * piece.cols.extent / rates.c_bytes
                     down = max(down, now) + took
                     busy_down += took
                     gone[piece.strips[0]] = down

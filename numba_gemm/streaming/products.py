@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from ..device.units import FLOAT32_BYTES
 from ..gemm import autotune_cache, heuristics
 from ..gemm.heuristics import Choice, Problem
 from ..gemm.launch_choice import decomposed, launch_choice
@@ -17,7 +18,7 @@ from ..runtime.device import DeviceProperties, get_device
 from ..runtime.launch import product_of
 from ..runtime.matrix import Matrix
 from ..runtime.workspace import Workspace
-from .blocking import ITEM, Shape
+from .blocking import Shape
 
 __all__ = ["Products"]
 
@@ -50,13 +51,15 @@ class Products:
     ) -> tuple[Matrix, Matrix, Matrix]:
         """Return A, B and C of a product, at addresses and with the objects that keep them alive."""
         (m, n, k), (a_by_columns, b_by_columns) = shape[:3], self._by_columns
-        a_strides = (ITEM, ITEM * shape.block_rows) if a_by_columns else (ITEM * k, ITEM)
-        b_strides = (ITEM, ITEM * k) if b_by_columns else (ITEM * n, ITEM)
+        a_strides = (
+            (FLOAT32_BYTES, FLOAT32_BYTES * shape.block_rows) if a_by_columns else (FLOAT32_BYTES * k, FLOAT32_BYTES)
+        )
+        b_strides = (FLOAT32_BYTES, FLOAT32_BYTES * k) if b_by_columns else (FLOAT32_BYTES * n, FLOAT32_BYTES)
         (a, a_owner), (b, b_owner), (c, c_owner) = places
         return (
             Matrix(a, m, k, *a_strides, self.device, a_owner),
             Matrix(b, k, n, *b_strides, self.device, b_owner),
-            Matrix(c, m, n, ITEM * shape.pitch, ITEM, self.device, c_owner),
+            Matrix(c, m, n, FLOAT32_BYTES * shape.pitch, FLOAT32_BYTES, self.device, c_owner),
         )
 
     def needs(self, shape: Shape) -> tuple[int, int]:

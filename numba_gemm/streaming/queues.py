@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from cuda.bindings import driver
 
-from ..device.units import ceil_div
+from ..device.units import FLOAT32_BYTES, ceil_div
 from ..runtime import pinned_memory
 from ..runtime import workspace as workspaces
 from ..runtime.driver import call, device_scope, failure, primary_context, relaxed_capture
 from ..runtime.workspace import Workspace
 from ..simulator.switch import SIMULATOR
-from .blocking import ITEM, Part
+from .blocking import Part
 
 __all__ = ["Device", "Mark", "Queue", "open_device"]
 
@@ -155,7 +155,7 @@ class CudaQueue:
 
     def _copy(self, host: np.ndarray, place: Placed, *, up: bool) -> None:
         assert host.shape == (place.rows, place.cols)
-        rows, width, address, device = place.rows, ITEM * place.cols, int(host.ctypes.data), place.pointer
+        rows, width, address, device = place.rows, FLOAT32_BYTES * place.cols, int(host.ctypes.data), place.pointer
         pitch = width if rows == 1 else host.strides[0]
         if rows == 1 or pitch == place.pitch == width:
             self._copy_bytes(address, device, rows * width, up=up)
@@ -231,10 +231,10 @@ class CudaDevice:
         return self._memory
 
     def matrix(self, memory: int, offset: int, rows: int, cols: int) -> Placed:
-        return Placed(memory + offset, rows, cols, ITEM * cols)
+        return Placed(memory + offset, rows, cols, FLOAT32_BYTES * cols)
 
     def part(self, matrix: Placed, down: Part, across: Part) -> Placed:
-        pointer = matrix.pointer + down.begin * matrix.pitch + ITEM * across.begin
+        pointer = matrix.pointer + down.begin * matrix.pitch + FLOAT32_BYTES * across.begin
         return Placed(pointer, down.extent, across.extent, matrix.pitch)
 
     def place(self, matrix: Placed, turned: bool) -> tuple[int, Any]:
@@ -360,10 +360,10 @@ class SimulatedDevice:
         return self._queues[-1]
 
     def allocate(self, size: int) -> np.ndarray:
-        return np.full(ceil_div(size, ITEM), np.nan, np.float32)
+        return np.full(ceil_div(size, FLOAT32_BYTES), np.nan, np.float32)
 
     def matrix(self, memory: np.ndarray, offset: int, rows: int, cols: int) -> np.ndarray:
-        return memory[offset // ITEM :][: rows * cols].reshape(rows, cols)
+        return memory[offset // FLOAT32_BYTES :][: rows * cols].reshape(rows, cols)
 
     def part(self, matrix: np.ndarray, down: Part, across: Part) -> np.ndarray:
         return matrix[down.slice, across.slice]

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .blocking import ITEM, Part, divided
+from ..device.units import FLOAT32_BYTES
+from .blocking import Part, divided
 from .host import Flag, HostMatrix
 from .pipeline import bring_in, ring_of, take_out
 from .prediction import Rates
@@ -53,7 +54,7 @@ def measured_rates(
     ):
 
         def to_device(matrix: HostMatrix) -> float:
-            parts = samples(matrix.lying.shape, room // ITEM)
+            parts = samples(matrix.lying.shape, room // FLOAT32_BYTES)
             return _rate(
                 queue,
                 parts,
@@ -63,7 +64,7 @@ def measured_rates(
             )
 
         def to_host(matrix: HostMatrix) -> float:
-            parts = samples(matrix.lying.shape, room // ITEM)
+            parts = samples(matrix.lying.shape, room // FLOAT32_BYTES)
             shape = parts[0][0].extent, parts[0][1].extent
             target = device.pinned(shape[0] * shape[1]).reshape(shape) if matrix.direct else np.empty(shape, np.float32)
             return _rate(
@@ -97,4 +98,4 @@ def _rate(queue: Queue, parts: list[tuple[Part, Part]], copy: Callable[[Part, Pa
             job.result()
         queue.record().wait()
         took = time.perf_counter() - begin
-    return ITEM * sum(rows.extent * cols.extent for rows, cols in parts) / took
+    return FLOAT32_BYTES * sum(rows.extent * cols.extent for rows, cols in parts) / took

@@ -63,7 +63,7 @@ def streamed_sgemm(
     a, b : ndarray of shape (M, K), ndarray of shape (K, N); float32
         NumPy arrays or memory maps, with any strides. They must not be written before the call returns.
     out : ndarray of shape (M, N), float32, optional
-        C; must share no element with `a` or `b`. Sharing through two maps of one file is not detected. If `out` lies in
+        C; must share no element with `a` or `b`. Sharing through two maps of one file is not detected. If `out` is in
         a mapped file (`numpy.memmap`, `mmap.mmap`, shared memory), the file's disk space is reserved before anything is
         computed, but only on Linux, and only while the file has a name; otherwise a full disk ends the process
         (SIGBUS). By default, a new array.

@@ -1,4 +1,4 @@
-"""Operators that are registered with PyTorch, their gradients, and what they compute.
+"""Operators that are registered with PyTorch, their gradients and their computation.
 
 ``numba_gemm::matmul`` and ``numba_gemm::addmm`` have gradients, computed by ``numba_gemm::matmul`` in the same
 precision; ``numba_gemm::matmul_out`` writes to a given tensor and has none. They are defined through

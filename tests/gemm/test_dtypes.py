@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 from support import compile_conversion
-from support.array_libraries import NumbaArray, Tensor, on_boundary
+from support.array_libraries import NumbaArray, Tensor, half_tensor, on_boundary
 from support.halves import Bfloat16, to_bf16, widened
 from support.offline import offline
 from support.operands import check, filled
@@ -255,14 +255,6 @@ def test_copies_are_dense_and_in_the_same_order(layout, expected):
 
 
 # ------------------------------------------------------------------------------------------- repeated calls, on a GPU
-
-
-def half_tensor(x):
-    memory = np.zeros(x.size + 8, np.float16)
-    skip = -(memory.ctypes.data // 2) % 8
-    place = memory[skip : skip + x.size].reshape(x.shape)
-    place[...] = x
-    return Tensor(place)
 
 
 def test_repeated_calls_take_the_fast_path(torch, gpu, checked):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -144,6 +145,28 @@ def test_kernels_for_shapes(fetched):
     ]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "converting"),
+    [
+        ("float16", {"convert_float16_float16"}),
+        (("float32", "bfloat16"), {"convert_bfloat16_bfloat16"}),
+        (("float16", "bfloat16"), {"convert_float16_bfloat16", "convert_bfloat16_float16"}),
+        ("float32", set()),
+    ],
+)
+@pytest.mark.parametrize(
+    ("stages", "options"),
+    [("auto", {"shapes": [(33, 35, 37)]}), ("auto", {}), ("naive", {}), ("one_warpgroup", {"precision": "bf16x3"})],
+)
+def test_kernels_for_operands_of_16_bits(fetched, stages, options, dtype, converting):
+    """A product may be computed as its transpose, whose operands are the other way round."""
+    found = precompile(stages, cc=H200, dtype=dtype, **options)
+    made = {name for name, _ in fetched if name.startswith("convert")}
+    assert made <= converting
+    assert bool(made) == bool(converting)
+    assert len(set(fetched)) == len(fetched) == len(found)
+
+
 def test_other_capabilities_are_like_the_model_below():
     assert module.model_of((9, 9)).name == module.model_of(H200).name == "H200"
     assert module.model_of((7, 0)).name == "T4"
@@ -255,7 +278,7 @@ def test_a_place_that_cannot_keep_kernels(fetched, monkeypatch, tmp_path):
 @pytest.mark.parametrize("progress", [True, False, None])
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress(fetched, capsys, monkeypatch, progress, terminal):
-    monkeypatch.setattr(module.sys.stderr, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     precompile("naive", H200, progress=progress)
     lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
     if progress is False or (progress is None and not terminal):

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from support.ladder_cases import GUARD, LAYOUTS
 from support.operands import layout_of
 
+from numba_gemm.device.units import VECTOR_BYTES
 from numba_gemm.kernels import STAGES
 from numba_gemm.kernels import stage as stages
 from numba_gemm.kernels.ladder import STAGES as LADDER
 from numba_gemm.kernels.ladder import stage as ladder_stage
-from numba_gemm.kernels.product import VECTOR_BYTES, Batch, Product, dense
+from numba_gemm.kernels.product import Batch, Product, dense
 from numba_gemm.kernels.stage import Gpu, cut
 from numba_gemm.kernels.tensor_core import direct_stage
 from numba_gemm.kernels.tensor_core import stage as tensor_stage

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from support.recorded_launches import record_launches
 
+from numba_gemm.device.units import MAX_GRID_Y
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product, dense
-from numba_gemm.kernels.stage import MAX_GRID_Y, Gpu
+from numba_gemm.kernels.stage import Gpu
 from numba_gemm.kernels.step import MapOf, Moving, Slot
 from numba_gemm.kernels.tensor_core import (
     TENSOR_PRECISIONS,

@@ -314,7 +314,7 @@ def test_functions_that_were_not_inlined_count():
 
 @pytest.mark.parametrize("lost", ["stack frame", "Used 37 registers"])
 def test_what_neither_log_nor_cubin_tells_is_an_error(lost):
-    with pytest.raises(compiler.CompilationError, match="what k uses"):
+    with pytest.raises(compiler.CompilationError, match="the resources of k"):
         compiler._resources("k", LOG.replace(lost, ""), {})
 
 

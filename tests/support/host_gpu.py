@@ -25,8 +25,8 @@ from numba_gemm.gemm import plan as plans
 from numba_gemm.kernels import conversion
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder import stage as ladder
+from numba_gemm.kernels.tensor_core import direct_stage, tma_stage
 from numba_gemm.kernels.tensor_core import stage as tensor_core
-from numba_gemm.kernels.tensor_core import tma_stage
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import driver as driver_module
 from numba_gemm.runtime import frame, launch, workspace
@@ -44,7 +44,9 @@ def parameters(kernel):
     product = {"alpha": SCALAR, "a": MATRIX, "b": MATRIX, "beta": SCALAR, "c": MATRIX}
     if kernel.signature is ladder.signature:
         return product | ({"partition": len(FIELDS)} | vectors if isinstance(kernel.variant, ladder.Variant) else {})
-    if kernel.signature is tensor_core.TEACHING_SIGNATURE:
+    if kernel.signature is ladder.plain_signature:
+        return product | {"partition": len(FIELDS)}
+    if kernel.signature in (tensor_core.TEACHING_SIGNATURE, direct_stage.SIGNATURE):
         return product
     if kernel.signature is tensor_core.COMPLETE_SIGNATURE:
         return product | {"x": MATRIX, "y": MATRIX, "steps": 5} | vectors

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from numba_gemm.kernels.product import VECTOR_BYTES, Layout
+from numba_gemm.device.units import VECTOR_BYTES
+from numba_gemm.kernels.product import Layout
 from numba_gemm.models.accuracy import compare, reference
 
 NAN = np.float32(np.nan)

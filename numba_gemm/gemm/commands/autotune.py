@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ..request import check_size
 
     canonical(options.precision)
+    if "bfloat16" in options.dtype:
+        raise UsageError("NumPy has no bfloat16: call numba_gemm.autotune in Python, with tensors of PyTorch")
     with advising("Run this on a machine with a GPU"):
         current_device()
     m, n, k = options.shape
@@ -51,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_size(name, shape)
     # Only their shapes, strides and addresses are used.
     a, b = (
-        np.empty(shape, np.float32) if order == "N" else np.empty((*batch, *shape[:-3:-1]), np.float32).swapaxes(-1, -2)
-        for shape, order in zip((shapes["a"], shapes["b"]), options.layout)
+        np.empty(shape, dtype) if order == "N" else np.empty((*batch, *shape[:-3:-1]), dtype).swapaxes(-1, -2)
+        for shape, order, dtype in zip((shapes["a"], shapes["b"]), options.layout, options.dtype)
     )
     print(autotune(a, b, precision=options.precision, candidates=options.candidates, seconds=options.seconds))
     return 0

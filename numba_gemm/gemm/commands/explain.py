@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             layout=options.layout,
             stage=options.stage,
             precision=options.precision,
+            dtype=options.dtype,
             cc=options.cc,
         )
     print(explanation)

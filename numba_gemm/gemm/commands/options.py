@@ -6,7 +6,7 @@ import argparse
 import functools
 from collections.abc import Callable, Sequence
 
-from ...kernels.product import LAYOUTS
+from ...kernels.product import FLOAT32, LAYOUTS, check_dtypes
 from ...terminal import Parser, UsageError, at_least_one, command
 
 
@@ -19,8 +19,28 @@ def shape(text: str) -> tuple[int, int, int]:
     return m, n, k
 
 
+def dtypes(text: str) -> tuple[str, str]:
+    """Parse one data type or two: "float16,float32" becomes a pair; the type of an option."""
+    names = text.split(",")
+    try:
+        return check_dtypes(names * 2 if len(names) == 1 else names)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_dtype(parser: Parser) -> None:
+    """Add the option for the data types of A and B."""
+    parser.add_argument(
+        "--dtype",
+        type=dtypes,
+        default=(FLOAT32, FLOAT32),
+        metavar="NAME[,NAME]",
+        help="of A and B: float32, float16 or bfloat16, or one of each (default: float32)",
+    )
+
+
 def add_product(parser: Parser) -> None:
-    """Add the options that describe a product: shape, layout, batch and precision."""
+    """Add the options that describe a product: shape, layout, batch, data types and precision."""
     parser.add_argument("shape", type=shape, metavar="MxNxK", help="extents, such as 4096x6144x2048")
     parser.add_argument(
         "--layout",
@@ -32,6 +52,7 @@ def add_product(parser: Parser) -> None:
     parser.add_argument(
         "--batch", type=at_least_one, default=1, metavar="COUNT", help="products of these extents (default: 1)"
     )
+    add_dtype(parser)
     parser.add_argument("--precision", default="ieee", metavar="NAME", help="as in tiled_sgemm (default: ieee)")
 
 

@@ -15,7 +15,7 @@ from ...runtime.compiler import Cubin, machine_code
 from ...runtime.driver import advising
 from ...runtime.kernel_key import portable_key
 from ...terminal import Parser, UsageError, at_least_one, compute_capabilities
-from .options import gemm_command, shape
+from .options import add_dtype, gemm_command, shape
 
 __all__ = ["check_bundle", "main"]
 
@@ -52,6 +52,7 @@ def parser() -> Parser:
         metavar="NAMES",
         help="of A and B in --shapes: some of NN, NT, TN, TT, separated by commas (default: NN)",
     )
+    add_dtype(made)
     made.add_argument("--recorded", action="store_true", help="the kernels that autotune chose here, too")
     made.add_argument(
         "--jobs", type=at_least_one, metavar="N", help="processes (default: the number of cores, at most 16)"
@@ -77,7 +78,8 @@ def layouts(text: str) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile, or copy or check a bundle; return the exit status."""
     options = parser().parse_args(arguments)
-    from ..precompile import fetch_with_progress, kernels_of, require_cache  # imports Numba on the simulator
+    from ..compile_progress import fetch_with_progress
+    from ..precompile import kernels_of, require_cache  # imports Numba on the simulator
 
     if options.brought is not None:
         print(f"{bundle.import_bundle(options.brought)} kernels imported into {kernel_files.directory()}")
@@ -94,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.precision.split(","),
             shapes=options.shapes,
             layouts=options.layouts,
+            dtype=options.dtype,
             recorded=options.recorded,
         )
     tasks = [(kernel, cc) for *_, kernel, cc in wanted]

@@ -15,8 +15,6 @@ from .palette import GRID, OUTLINE, UNUSED, ramp
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LINE_BYTES, WORD_BYTES = 128, 4  # of a cache line (four sectors), and of a word
-
 
 def bank_map(trace: Trace, request: int) -> Figure:
     """Draw the wavefronts of a request to shared memory: for each bank, the lanes that its word goes to.
@@ -117,32 +115,32 @@ def sector_map(trace: Trace, request: int) -> Figure:
             f"request {request} is a {row['op']} of {row['array']}, in shared memory, which has no sectors"
         )
     size = int(row["bits"]) // 8
-    unit = min(WORD_BYTES, size)
+    unit = min(rules.WORD_BYTES, size)
     used: dict[int, list[int]] = {}  # lanes by address
     for lane, address in lanes:
         used.setdefault(address, []).append(lane)
-    lines = {line: number for number, line in enumerate(sorted({address // LINE_BYTES for address in used}))}
-    cells = np.full((len(lines), LINE_BYTES // unit), np.nan)
+    lines = {line: number for number, line in enumerate(sorted({address // rules.LINE_BYTES for address in used}))}
+    cells = np.full((len(lines), rules.LINE_BYTES // unit), np.nan)
     for address, own in used.items():
-        at = address % LINE_BYTES // unit
-        cells[lines[address // LINE_BYTES], at : at + size // unit] = len(own)
+        at = address % rules.LINE_BYTES // unit
+        cells[lines[address // rules.LINE_BYTES], at : at + size // unit] = len(own)
     moved = sorted({address // rules.SECTOR_BYTES for address in used})
-    words = LINE_BYTES // WORD_BYTES
+    words = rules.LINE_BYTES // rules.WORD_BYTES
     many = any(len(own) > 1 for own in used.values())
     tall = 1.6 if many else 1.3 if len(lines) <= 8 else 0.9
     figure, axes, cell = new_cells(len(lines), words, tall)
-    wide = rules.SECTOR_BYTES // WORD_BYTES  # words per sector
+    wide = rules.SECTOR_BYTES // rules.WORD_BYTES  # words per sector
     for sector in moved:
-        line, within = divmod(sector * rules.SECTOR_BYTES, LINE_BYTES)
-        place = (within / WORD_BYTES - 0.5, lines[line] - 0.5)
+        line, within = divmod(sector * rules.SECTOR_BYTES, rules.LINE_BYTES)
+        place = (within / rules.WORD_BYTES - 0.5, lines[line] - 0.5)
         axes.add_patch(Rectangle(place, wide, 1, facecolor="white", edgecolor=UNUSED, hatch="////", linewidth=0))
         axes.add_patch(Rectangle(place, wide, 1, fill=False, edgecolor=OUTLINE, linewidth=1.6, zorder=4))
     extent = (-0.5, words - 0.5, len(lines) - 0.5, -0.5)
     most = np.nanmax(cells)
     image = axes.imshow(cells, cmap=ramp(row["array"]), vmin=0, vmax=most, extent=extent, aspect=tall, zorder=2)
     for address, own in used.items():
-        left, width = address % LINE_BYTES / WORD_BYTES - 0.5, size / WORD_BYTES
-        line = lines[address // LINE_BYTES]
+        left, width = address % rules.LINE_BYTES / rules.WORD_BYTES - 0.5, size / rules.WORD_BYTES
+        line = lines[address // rules.LINE_BYTES]
         axes.add_patch(Rectangle((left, line - 0.5), width, 1, fill=False, edgecolor="white", linewidth=1, zorder=3))
         text = str(own[0]) if len(own) == 1 else f"{own[0]}\n×{len(own)}"
         points = font_size(cell * min(width, 2), max(map(len, text.split("\n"))))
@@ -155,7 +153,7 @@ def sector_map(trace: Trace, request: int) -> Figure:
     axes.vlines(np.arange(wide, words, wide) - 0.5, -0.5, len(lines) - 0.5, color=GRID, linewidth=1, zorder=0)
     axes.set_xticks(range(0, words, 4))
     labelled = list(lines.items())[:: max(1, len(lines) // 16)]
-    axes.set_yticks([number for _, number in labelled], labels=[str(line * LINE_BYTES) for line, _ in labelled])
+    axes.set_yticks([number for _, number in labelled], labels=[str(line * rules.LINE_BYTES) for line, _ in labelled])
     bytes_used, bytes_moved = int((~np.isnan(cells)).sum()) * unit, len(moved) * rules.SECTOR_BYTES
     taken, ideal = int(row["sectors"]), int(row["ideal"])
     found = f"{plural(taken, 'sector')}, {ideal} would do: efficiency {100 * ideal / taken:.3g} %"

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ...device.access import ACCESSES, covers
-from ...device.units import FLOAT32_BYTES, WARP, ceil_div
-from ..product import VECTOR_BYTES, Batch, Layout, Product
-from ..stage import IEEE, MAX_GRID_Y, Gpu, Partition, Piece, Stage, cut, require
+from ...device.units import FLOAT32_BYTES, MAX_GRID_Y, VECTOR_BYTES, WARP, ceil_div
+from ..product import Batch, Layout, Product
+from ..stage import IEEE, Gpu, Partition, Piece, Stage, cut, require
 from ..step import (
     ALPHA,
     AT_A,
@@ -132,7 +132,7 @@ class TileConfig:
         return (self.threads, self.min_blocks) if self.min_blocks else (self.threads,)
 
     def replace(self, **changes: Any) -> TileConfig:
-        """A copy with some extents changed."""
+        """Return a copy with some extents changed."""
         return dataclasses.replace(self, **changes)
 
 
@@ -229,14 +229,14 @@ def signature(variant: int | Variant) -> tuple[Any, ...]:
 
 
 def plain_signature(fit: int) -> tuple[Any, ...]:
-    """Return those of the kernel of a stage that is `LadderStage.plain`."""
+    """Return the Numba types of the parameters of a stage that is `LadderStage.plain`."""
     from ...device.matrix import kernel_signature
 
     return kernel_signature(fit != ANY, partition=True)
 
 
 def flat_block(config: TileConfig) -> tuple[int, int]:
-    """A one-dimensional block of a configuration's threads."""
+    """Return a one-dimensional block of a configuration's threads."""
     return (config.threads, 1)
 
 
@@ -365,7 +365,7 @@ class LadderStage(Stage):
 
 
 def default_partition(config: TileConfig, product: Product, blocks: int) -> Partition:
-    """Divide a product equally among so many blocks; of many tiles, only those of the last two rounds are divided."""
+    """Divide a product equally among blocks; of many tiles, only those of the last two rounds are divided."""
     tiles = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN) * product.batch.matrices
     k_tiles = max(1, ceil_div(product.k, config.BK))
     if tiles % blocks == 0 or tiles * k_tiles >= MAX_LINE:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from ...device.units import GROUP_BYTES, ROW_BYTES, WARP, ceil_div
+from ...device.units import GROUP_BYTES, REGISTERS, ROW_BYTES, WARP, ceil_div
 from ..stage import require
 from .precision import TensorPrecision
 
@@ -25,7 +25,6 @@ SMALLEST_SHARED_BYTES = 99 << 10  # on 8.6, 8.9 and 12.0
 ALIGNMENT = GROUP_BYTES  # of a tile in shared memory
 BARRIER_BYTES = 8
 MAX_SLOTS = 8
-REGISTERS = 1 << 16  # of a multiprocessor, and of a block at the most
 LEFT = 24  # registers that a thread of a warpgroup that fetches needs, if the others claim what it can do without
 WARP_EXTENT = 32  # rows, and columns, that a warp multiplies where warps do
 DECOMPOSED_ROWS = 32  # of an operand, that a block decomposes at a time, for one slot

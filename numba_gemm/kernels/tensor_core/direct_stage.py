@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ...device.units import ceil_div
+from ...device.units import MAX_GRID_Y, ceil_div
 from ...typing import PrecisionName
 from ..code import Code
 from ..product import Product
-from ..stage import MAX_GRID_Y, Gpu, Partition, Piece, Stage, cut
+from ..stage import Gpu, Partition, Piece, Stage, cut
 from ..step import ALPHA, AT_A, AT_B, AT_C, BETA, Kernel, Launches, MatrixAt, Step
 from .config import TensorVariant
 from .precision import TENSOR_PRECISIONS

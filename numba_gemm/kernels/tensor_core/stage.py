@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ...device.units import FLOAT32_BYTES, ceil_div
+from ...device.units import FLOAT32_BYTES, MAX_GRID_X, MAX_GRID_Y, VECTOR_BYTES, ceil_div
 from ...typing import PrecisionName
 from ..code import Code
-from ..product import VECTOR_BYTES, Layout, Product
-from ..stage import MAX_GRID_X, MAX_GRID_Y, Gpu, Partition, Piece, Stage, cut
+from ..product import Layout, Product
+from ..stage import Gpu, Partition, Piece, Stage, cut
 from ..step import ALPHA, AT_A, AT_B, AT_C, BETA, Kernel, Launches, MatrixAt, Moving, Slot, Step, Vector, Words
 from .config import (
     ALIGNMENT,

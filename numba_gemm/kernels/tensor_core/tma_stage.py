@@ -1,4 +1,4 @@
-"""Launches of a stage whose operands are copied by tensor maps, from where they lie."""
+"""Launches of a stage whose operands are copied in place by tensor maps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ...device.units import FLOAT32_BYTES, ceil_div
+from ...device.units import FLOAT32_BYTES, MAX_GRID_Y, ceil_div
 from ..code import Code
 from ..product import Layout, Product
-from ..stage import MAX_GRID_Y, Gpu, Partition, Stage
+from ..stage import Gpu, Partition, Stage
 from ..step import ALPHA, AT_C, BETA, Argument, Kernel, Launches, MapOf, MatrixAt, Moving, Slot, Step, Vector, Words
 from .config import ROW_WORDS, TensorVariant, WarpgroupConfig
 from .precision import TensorPrecision
@@ -100,7 +100,7 @@ class TmaVariant:
 
     @property
     def epilogue(self) -> Callable[..., Any] | None:
-        """The epilogue that is compiled into it."""
+        """Epilogue that is compiled into it."""
         return self.tensor_variant.epilogue
 
     @property
