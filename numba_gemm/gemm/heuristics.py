@@ -193,7 +193,13 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
             wanted.precision, *extents, wanted.matrices, wanted.matrices, wanted.memory_bandwidth
         )
     timed = tensor_heuristics.seconds_of(
-        stage, wanted.precision, *extents, wanted.matrices, wanted.sm_count, wanted.tma
+        stage,
+        wanted.precision,
+        *extents,
+        wanted.matrices,
+        wanted.sm_count,
+        wanted.tma,
+        wanted.memory_bandwidth,
     )
     return [
         Choice(stage, config, partition, False, LAUNCH + (before + seconds) * wanted.clock_hz, "", wanted.precision)
