@@ -22,14 +22,14 @@ RATES: dict[str, dict[tuple[int, int], float]] = {
     "several": {(128, 128): 230.0, (64, 128): 168.0, (64, 64): 115.0},
     "compensated": {(128, 128): 116.0, (64, 128): 89.0, (64, 96): 80.0, (64, 64): 73.0},
 }
-# The same with at most one tile for each multiprocessor, which read operands few times, in BF16 and F16; TF32 has half.
-# They are for so many products of parts. Measured on an H100, whose multiprocessors have the same clock.
+# The same in BF16 and F16 if no multiprocessor has more than one tile: operands are then read few times. TF32 has half.
+# Each kind begins with the number of products of parts that its rates are for. Measured on an H100.
 FEW_TILES_RATES: dict[str, tuple[int, dict[tuple[int, int], float]]] = {
     "one": (1, {(128, 256): 700.0, (128, 128): 650.0, (64, 128): 660.0, (64, 64): 480.0}),
     "several": (3, {(128, 128): 260.0, (64, 128): 240.0, (64, 64): 220.0}),
     "compensated": (6, {(128, 128): 139.0, (64, 128): 128.0, (64, 96): 116.0, (64, 64): 118.0}),
 }
-STEPWISE = 2.1  # factor by which stepwise sums of such tiles take longer
+STEPWISE = 2.1  # factor by which such tiles take longer with stepwise sums
 # The same for operands that tensor maps describe.
 TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128): 275.0, (64, 64): 165.0}
 # TFLOP/s of an H200 at 16384 cubed, decomposition included; of short sums at 4096x4096x768. That of `bf16x3` has not
@@ -48,12 +48,12 @@ H200_MULTIPROCESSORS = 132
 TILE_END = 1.5e-6  # seconds that a tile takes beside its sums
 MEMORY_EFFICIENCY = 0.8  # of device memory's theoretical bandwidth, that the decomposition reaches
 LAUNCH = 2e-6  # seconds that each launch before the last one adds
-# Split sums: ways to divide each tile; seconds that the launch adds which adds partial
-# sums; byte/s of partial sums, written and read, which stay in the L2 cache; and the factor by which the model must
-# expect a division to be faster.
+# Divided sums: numbers of blocks per tile that are considered; seconds of the launch that adds partial sums; byte/s of
+# partial sums, written and read, which stay in the L2 cache; and the factor by which a division must be expected to be
+# faster.
 SPLITS = (2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 132)
 ADDING, PARTIALS_RATE, CLEAR_MARGIN = 1.3e-6, 2.2e12, 1.2
-# Tiles whose sums may be split, of short sums and of others: each takes one more kernel of a precision.
+# Tiles whose sums may be divided, short ones and others: each tile needs one more kernel per precision.
 SPLIT_SHORT = ((64, 64),)
 SPLIT_LONG = (*SPLIT_SHORT, (64, 128), (128, 128))
 
@@ -121,7 +121,7 @@ def seconds_of(
         most = min(slots, sm_count // (matrices * tiles)) if splits and (BM, BN) in tiles_split else 1
         for shares in (*(count for count in SPLITS if count < most), most) if most > 1 else ():
             partials = 2 * FLOAT32_BYTES * BM * BN * matrices * tiles * shares
-            share = summing * ceil_div(slots, shares) / slots  # a tile for each multiprocessor at most: one round
+            share = summing * ceil_div(slots, shares) / slots
             seconds = filling + TILE_END + share + ADDING + partials / PARTIALS_RATE
             divided.append((seconds * CLEAR_MARGIN, seconds, config, Partition(tiles * shares, 0)))
     # Whole tiles are ranked by `tile_rates`, and compared with divided ones by their expected times.
