@@ -13,7 +13,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 RESULTS = Path("results") / "h200"
-# Tables that `numba_gemm.lab.notebook.recorded` reads, each with the file that describes its run.
+# Tables that `numba_gemm.lab.notebook.recorded` reads, each with the file that describes its run, and outputs that
+# `recorded_output` reads.
 RECORDED = (
     "latest/ceilings.json",
     "latest/counters.*",
@@ -27,6 +28,7 @@ RECORDED = (
     "latest/precisions/tensor_ladder.csv",
     "memory_lab/*.csv",
     "memory_lab/*.json",
+    "notebooks/*.json",
 )
 
 

@@ -115,7 +115,7 @@ def modules_of(package: str) -> list[str]:
     """Names of a package's modules: stages in climbing order, then what serves them; others by name."""
     path = importlib.import_module(package).__path__
     found = [info.name for info in pkgutil.iter_modules(path) if not info.name.startswith("_")]
-    order = {name: place for place, name in enumerate(["direct" if name == "tf32_tma" else name for name in STAGES])}
+    order = {name: place for place, name in enumerate(STAGES)}
     return sorted(found, key=lambda name: (order.get(name, len(order)), name))
 
 

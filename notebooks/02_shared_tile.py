@@ -19,9 +19,13 @@
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
-if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
-    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,notebooks]"])
+# Where no package is installed, such as on Colab: this checkout, or "git+https://..."
+SOURCE = Path("..").resolve().as_uri()
+if importlib.util.find_spec("numba_gemm") is None:
+    package = f"numba-gemm[cu12,notebooks] @ {SOURCE}"
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", package])
 
 from numba_gemm.lab import notebook
 

@@ -1,28 +1,40 @@
 # %% [markdown]
 # # 10. The memory laboratory
 #
-# **The question.** Nearly every step of the climb followed a rule about memory: neighbours should read neighbours,
-# banks should not be shared, copies should run while something else does. We believed these rules and counted by them.
-# Are they right, and what exactly does it cost to break one?
+# *Before this: notebooks [1](01_naive_and_coalesced.ipynb), [2](02_shared_tile.ipynb) and
+# [4](04_vectors_and_banks.ipynb). Time: about 75 minutes.*
 #
-# The memory laboratory (`numba_gemm.lab.memory`) asks the GPU. Each of its experiments follows a section of the CUDA
-# C++ Best Practices Guide, predicts, measures, draws both, and has **claims**: sentences that the numbers decide. This
-# notebook runs eight of them, on the way of the data from the host's memory to a warp, and shows what others have
-# recorded. Guess before each; some of the rules turn out to be wrong.
+# **The question.** Nearly every stage of the ladder follows a rule about memory: neighbouring threads should read
+# neighbouring floats, requests should not conflict in banks, copies should overlap with computation. Are these rules
+# correct, and what exactly does it cost to break one?
 #
-# Unlike those before it this notebook runs its kernels on the GPU, if there is one, for about a minute in all. Without
-# one they run on the simulator, small: what is counted then means something, times do not.
+# The memory laboratory (`numba_gemm.lab.memory`) measures it. Each of its experiments follows a section of the CUDA
+# C++ Best Practices Guide, predicts, measures, draws both, and has **claims**: sentences that the measured numbers
+# confirm or refute. This notebook runs eight experiments, along the path of the data from the host's memory to a warp,
+# and shows the recorded results of others. Some of the rules turn out to be wrong.
 #
-# Run the cells from top to bottom. The outputs that are stored here are of a run on a machine with an NVIDIA H200;
-# the next cell says where yours happens.
+# Unlike the earlier notebooks, this one runs its kernels on the GPU, if there is one, for about a minute in all.
+# Without a GPU they run on the simulator, small: then counts are meaningful, and times are not.
+#
+# You predict first. Where a cell says `notebook.predict("...", ...)`, write a number in place of the second `...` and
+# run the cell. A later cell shows your number beside the real one. A cell without a prediction runs, too.
+#
+# Run the cells from top to bottom. The stored outputs are those of a machine with an NVIDIA H200; the next cell prints
+# where yours run.
+#
+# Predictions are compared with the run that was recorded on an H200.
 
 # %%
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
-if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
-    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,notebooks]"])
+# Where no package is installed, such as on Colab: this checkout, or "git+https://..."
+SOURCE = Path("..").resolve().as_uri()
+if importlib.util.find_spec("numba_gemm") is None:
+    package = f"numba-gemm[cu12,notebooks] @ {SOURCE}"
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", package])
 
 from numba_gemm.lab import notebook
 
@@ -38,7 +50,13 @@ from matplotlib.figure import Figure
 from numba import cuda
 
 from numba_gemm.lab.harness.experiment import Unavailable
-from numba_gemm.lab.memory import barriers, l2_persistence, machine, overlap, strided_copy
+from numba_gemm.lab.memory import (
+    barriers,
+    l2_persistence,
+    machine,
+    overlap,
+    strided_copy,
+)
 from numba_gemm.lab.registry import MEMORY, load
 from numba_gemm.models import requests
 
@@ -51,20 +69,26 @@ pd.set_option("display.max_colwidth", None)
 
 # %%
 def recorded(name):
-    """What was recorded of an experiment, and of what."""
+    """Return the recorded run of an experiment, and its origin."""
     frame = notebook.recorded(f"memory_lab/{name}.csv")
-    said = json.loads((notebook.RECORDED / "h200" / "memory_lab" / f"{name}.json").read_text(encoding="utf-8"))
+    said = json.loads(
+        (notebook.RECORDED / "h200" / "memory_lab" / f"{name}.json").read_text(
+            encoding="utf-8"
+        )
+    )
     return frame, f"recorded on {said['gpu']['name']}, {said['date'][:10]}"
 
 
 def run(name, **parameters):
-    """Run an experiment with these parameters on a GPU, small on the simulator; None where it cannot run."""
+    """Run an experiment on a GPU, or small on the simulator; None if it cannot run."""
     experiment = load(name)
     if machine.SIMULATOR and experiment.unavailable:
         print(f"Not run here: {experiment.unavailable}.")
         return None
     try:
-        frame = experiment.frame(**(experiment.small if machine.SIMULATOR else parameters))
+        frame = experiment.frame(
+            **(experiment.small if machine.SIMULATOR else parameters)
+        )
     except Unavailable as reason:
         print(f"Not run here: {reason}.")
         return None
@@ -86,28 +110,37 @@ def picture(name, here=None, height=4.4):
         print(f"No run is recorded; numba-gemm lab {name} measures one.")
         return None
     figure = Figure(figsize=(9.5, height * len(shown)), layout="constrained")
-    for part, (frame, title) in zip(np.atleast_1d(figure.subfigures(len(shown), 1)), shown, strict=True):
+    for part, (frame, title) in zip(
+        np.atleast_1d(figure.subfigures(len(shown), 1)), shown, strict=True
+    ):
         load(name).plot(frame, part)
         part.suptitle(title, fontsize=10)
     return figure
 
 
 def claims(name, here=None):
-    """Each sentence, and whether numbers bear it out."""
-    columns = {"recorded": load(name).claims(recorded(name)[0])} if is_recorded(name) else {}
+    """A table of the claims, and whether the numbers confirm them."""
+    columns = (
+        {"recorded": load(name).claims(recorded(name)[0])} if is_recorded(name) else {}
+    )
     if here is not None and not machine.SIMULATOR:
         columns["here"] = load(name).claims(here)
     found = pd.DataFrame(columns).replace({True: "holds", False: "DOES NOT HOLD"})
     return found.rename_axis("claim")
 
 
-pd.DataFrame([{"experiment": name, "section": load(name).section, "lesson": load(name).lesson} for name in MEMORY])
+pd.DataFrame(
+    [
+        {"experiment": name, "section": load(name).section, "lesson": load(name).lesson}
+        for name in MEMORY
+    ]
+)
 
 # %% [markdown]
-# ## A map
+# ## All memories
 #
-# Before we walk it: how far away the places are in which data can lie, and how much they give, as recorded. Latency
-# is what one thread waits for one read; bandwidth is what all threads get together.
+# The recorded latency and bandwidth of each memory. Latency is the time that one thread waits for one read; bandwidth
+# is the rate of all threads together.
 
 # %%
 spaces, source = recorded("memory_spaces")
@@ -118,27 +151,47 @@ spaces[["space", "level", "latency_cycles", "tb_s", "predicted_tb_s"]].round(1)
 # The guide describes the same spaces by where they are, who can access them, and for how long they exist:
 
 # %%
-spaces[["space", "location", "cached", "access", "scope", "lifetime"]].drop_duplicates().set_index("space")
+spaces[
+    ["space", "location", "cached", "access", "scope", "lifetime"]
+].drop_duplicates().set_index("space")
 
 # %% [markdown]
-# From registers to device memory, each place is farther and gives less. A GPU's answer to the distance is to do
-# something else meanwhile; the rest of this notebook is about the amounts.
+# From registers to device memory, latency grows and bandwidth falls. A GPU hides latency with other work; the rest of
+# this notebook is about bandwidth.
 #
 # ## From the host to the device
 #
 # The CPU's memory, the **host's**, is at the other end of a link, PCI Express on most machines. Host memory is
 # **pageable** by default: the operating system may move it, so the driver copies it through a buffer of its own first.
-# **Page-locked** (pinned) memory stays where it is, and the GPU's copy engine fetches it directly.
+# **Page-locked** (pinned) memory stays where it is, and the GPU's copy engine reads it directly.
 #
 # (Ordinary memory that is page-locked afterwards is called *registered*; *write-combined* memory is page-locked, and
-# the CPU does not cache it. In the pictures H2D is from host to device, D2H back, and what is dashed is predicted.)
+# the CPU does not cache it. In the pictures H2D is from host to device, D2H back, and dashed lines are predictions.)
 #
-# **Predict:** of a large copy, how much slower is pageable memory? Of a copy of 4 KB, how much of the link's bandwidth
-# is reached?
+# How many times as fast is a large copy to the device from page-locked memory as from pageable memory? Which percentage
+# of the link's bandwidth does a copy of 4 KB from page-locked memory reach?
+
+# %%
+pinned_gain = notebook.predict("pinned, times as fast as pageable", ...)
+small_copy = notebook.predict("copy of 4 KB", ..., unit="% of the link")
 
 # %%
 here = run("transfers")
 picture("transfers", here, height=6)
+
+# %%
+copies = recorded("transfers")[0].query(
+    "part == 'copy' and direction == 'host to device'"
+)
+large = copies[copies["bytes"] == copies["bytes"].max()].set_index("memory")["gb_s"]
+pinned_gain.reveal(large["pinned"] / large["pageable"], measured=True, tolerance=0.2)
+least = copies.query("memory == 'pinned' and bytes == 4096").iloc[0]
+small_copy.reveal(
+    100 * least["gb_s"] / least["theoretical_gb_s"],
+    measured=True,
+    because=f"It takes {least['us']:.0f} us, nearly all of it latency.",
+    tolerance=0.3,
+)
 
 # %%
 claims("transfers", here)
@@ -166,12 +219,31 @@ copies, kernels = float(row["transfer_ms"]), float(row["kernel_ms"])
 
 figure = Figure(figsize=(9, 3.4), layout="constrained")
 for axes, count in zip(figure.subplots(1, 2, sharex=True), (1, 4), strict=True):
-    for number, (begin, copied, started, done) in enumerate(overlap.pipeline(copies, kernels, count)):
-        axes.barh(number, copied - begin, left=begin, height=0.7, color="#0072B2", label="copy" if not number else None)
+    for number, (begin, copied, started, done) in enumerate(
+        overlap.pipeline(copies, kernels, count)
+    ):
         axes.barh(
-            number, done - started, left=started, height=0.7, color="#D55E00", label="kernel" if not number else None
+            number,
+            copied - begin,
+            left=begin,
+            height=0.7,
+            color="#0072B2",
+            label="copy" if not number else None,
         )
-    axes.set(yticks=range(count), xlabel="ms, predicted", ylabel="stream", title=f"{count} stream{'s' * (count > 1)}")
+        axes.barh(
+            number,
+            done - started,
+            left=started,
+            height=0.7,
+            color="#D55E00",
+            label="kernel" if not number else None,
+        )
+    axes.set(
+        yticks=range(count),
+        xlabel="ms, predicted",
+        ylabel="stream",
+        title=f"{count} stream{'s' * (count > 1)}",
+    )
     axes.invert_yaxis()
 figure.axes[0].legend()
 figure
@@ -179,7 +251,7 @@ figure
 # %% [markdown]
 # ### Your turn: how long?
 #
-# Return the predicted milliseconds for copies and kernels that alone take `transfer` and `kernel` ms, in so many
+# Return the predicted milliseconds for copies and kernels that alone take `transfer` and `kernel` ms, in this number of
 # streams.
 
 
@@ -189,7 +261,13 @@ def staged_time(transfer, kernel, streams):
 
 
 # %%
-cases = [(copies, kernels, 1), (copies, kernels, 4), (8.0, 2.0, 4), (3.0, 3.0, 100), (5.0, 0.0, 7)]
+cases = [
+    (copies, kernels, 1),
+    (copies, kernels, 4),
+    (8.0, 2.0, 4),
+    (3.0, 3.0, 100),
+    (5.0, 0.0, 7),
+]
 right = [(case, float(overlap.staged_ms(*case))) for case in cases]
 answered = notebook.check(staged_time, *right)
 
@@ -199,14 +277,14 @@ answered = notebook.check(staged_time, *right)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 def staged_time(transfer, kernel, streams):
-    # The longer one never stops; of the shorter, only the first piece (or the last) has nothing to hide behind.
+    # The longer one never stops. Only one piece of the shorter one does not overlap.
     return max(transfer, kernel) + min(transfer, kernel) / streams
 
 
 assert notebook.check(staged_time, *right)
 
 # %% [markdown]
-# **Predict:** what changes if the copy is from pageable memory? If it is put into the default stream?
+# Before you look: what changes if the copy is from pageable memory? If it is in the default stream?
 
 # %%
 here = run("overlap")
@@ -228,11 +306,25 @@ claims("overlap", here)
 # warps compute. No copy is started. This experiment and the next one are shown as recorded; `numba-gemm lab zero_copy
 # unified_addressing` runs them on your GPU.
 #
-# **Predict:** a kernel reads a large array once. Is it faster to map the array or to copy it first? What if the kernel
-# makes eight passes over the array, or if the lanes of a warp read with a stride?
+# A kernel reads a large array once. How many times as long does it take from mapped memory as with a copy first? And
+# with eight passes over the array?
+
+# %%
+one_pass = notebook.predict("mapped over copied, one pass", ...)
+eight_passes = notebook.predict("mapped over copied, eight passes", ...)
 
 # %%
 picture("zero_copy")
+
+# %%
+ways = recorded("zero_copy")[0].query("stride == 1").set_index(["way", "passes"])["ms"]
+one_pass.reveal(ways["mapped", 1] / ways["copied", 1], measured=True, tolerance=0.1)
+eight_passes.reveal(
+    ways["mapped", 8] / ways["copied", 8],
+    measured=True,
+    because="Every pass over mapped memory crosses the link again.",
+    tolerance=0.2,
+)
 
 # %%
 claims("zero_copy")
@@ -246,8 +338,8 @@ claims("zero_copy")
 # A kernel can write mapped memory, too. Then one kernel uses both directions of the link and computes, all at once,
 # without a single stream. Its rival is the staged work of the section before, with results copied back in each stream.
 #
-# **Predict:** with copies there and back of time T each, and a kernel of time E: what does mapped memory take, if all
-# overlaps, and what do n streams take?
+# Before you look: with copies there and back of time T each, and a kernel of time E, how long does mapped memory take
+# if everything overlaps, and how long do n streams take?
 
 # %%
 picture("mapped_streams")
@@ -264,7 +356,7 @@ claims("mapped_streams")
 # Host and devices share one range of addresses (unified virtual addressing), so the driver can tell from a pointer
 # where its memory is. It is also the basis of copies from one GPU to another.
 #
-# **Predict:** for which kinds of host memory is the device pointer equal to the host pointer? How much faster than
+# Before you look: for which kinds of host memory is the device pointer equal to the host pointer? How much faster than
 # through the host is a direct copy between two GPUs?
 
 # %%
@@ -286,10 +378,14 @@ claims("unified_addressing")
 notebook.source("lab/memory/coalescing", function="place_copy")
 
 # %% [markdown]
-# **Predict:** which of these patterns need more than four sectors, and which need fewer?
+# How many sectors does a warp request if its 32 lanes copy the same floats in reverse order?
+
+# %%
+in_reverse = notebook.predict("sectors in reverse order", ...)
 
 # %%
 here = run("coalescing")
+in_reverse.reveal(here.set_index("pattern").loc["reversed", "sectors"])
 here[["pattern", "lanes", "sectors"]]
 
 # %%
@@ -325,7 +421,9 @@ def sectors_of(lanes, active):
 
 
 counts = (1, 2, 3, 4, 9)
-answered = notebook.check(sectors_of, *[((spread(active), active), min(active, 4)) for active in counts])
+answered = notebook.check(
+    sectors_of, *[((spread(active), active), min(active, 4)) for active in counts]
+)
 
 # %% [markdown]
 # A solution:
@@ -337,7 +435,9 @@ def spread(active):
     return [8 * (number % 4) + number // 4 for number in range(active)]
 
 
-assert notebook.check(sectors_of, *[((spread(active), active), min(active, 4)) for active in counts])
+assert notebook.check(
+    sectors_of, *[((spread(active), active), min(active, 4)) for active in counts]
+)
 
 # %% [markdown]
 # ## Coalescing, with a stride
@@ -361,15 +461,31 @@ for line, stride in enumerate(strides):
     cells[line, np.arange(32) * stride] = 2
 figure = Figure(figsize=(9.5, 2.2), layout="constrained")
 axes = figure.add_subplot()
-axes.imshow(cells, aspect="auto", interpolation="nearest", cmap=ListedColormap(["0.95", "#A6D0EA", "#0072B2"]))
-sectors = [requests.sectors([(lane, 4 * lane * stride) for lane in range(32)], 4) for stride in strides]
-axes.set_yticks(range(len(strides)), [f"stride {s}: {n} sectors" for s, n in zip(strides, sectors, strict=True)])
+axes.imshow(
+    cells,
+    aspect="auto",
+    interpolation="nearest",
+    cmap=ListedColormap(["0.95", "#A6D0EA", "#0072B2"]),
+)
+sectors = [
+    requests.sectors([(lane, 4 * lane * stride) for lane in range(32)], 4)
+    for stride in strides
+]
+axes.set_yticks(
+    range(len(strides)),
+    [f"stride {s}: {n} sectors" for s, n in zip(strides, sectors, strict=True)],
+)
 axes.set_xticks(range(0, 257, 32))
 axes.set_xlabel("float in memory")
 figure
 
 # %% [markdown]
-# **Predict:** at stride 2 half of what moves is needed. Does half of the bandwidth remain? And at stride 8, 16, 32?
+# At stride 2 half of the bytes that move are used. Which percentage of the bandwidth at stride 1 remains at stride 2?
+# And at stride 32?
+
+# %%
+at_two = notebook.predict("bandwidth at stride 2", ..., unit="% of that at stride 1")
+at_32 = notebook.predict("bandwidth at stride 32", ..., unit="% of that at stride 1")
 
 # %%
 # The largest stride takes 8.6 GB at full size; where that is not free, copy less.
@@ -381,19 +497,29 @@ here[["stride", "sectors", "efficiency"]]
 picture("strided_copy", here)
 
 # %%
+found = recorded("strided_copy")[0].set_index("stride")
+share = 100 * found["gb_s"] / found.loc[1, "gb_s"]
+by_sectors = 100 * found["efficiency"]
+at_two.reveal(share[2], model=by_sectors[2], tolerance=0.1)
+at_32.reveal(share[32], model=by_sectors[32], tolerance=0.1)
+
+# %%
 claims("strided_copy", here)
 
 # %% [markdown]
-# Up to stride 8 sectors explain what happens. Beyond, the rule says that nothing more is lost, and it is wrong: the
-# curve goes on falling. The experiment does not know why, and says so. A rule is good where it was measured.
+# Up to stride 8 the number of sectors explains the speed. Beyond, the rule says that nothing more is lost, and it is
+# wrong: the curve goes on falling. The experiment does not know why. A rule holds where it was measured.
 #
 # ## Coalescing, off a boundary
 #
 # A warp that copies 32 neighbours needs four sectors, if it begins at a multiple of 32 bytes. From anywhere else it
 # touches five.
 #
-# **Predict:** a copy that begins one float later asks for a fifth more. How much bandwidth does it lose? (The guide's
-# answer is a fifth.)
+# A copy that begins one float later requests five sectors per warp instead of four. How many percent of the bandwidth
+# does it lose? (The guide's answer is 20.)
+
+# %%
+lost = notebook.predict("bandwidth lost by an offset of one float", ..., unit="%")
 
 # %%
 here = run("misaligned_copy", offsets=(0, 1, 2, 4, 7, 8, 12, 16, 20, 24, 28, 31, 32))
@@ -401,6 +527,15 @@ here[["offset", "block", "sectors"]]
 
 # %%
 picture("misaligned_copy", here)
+
+# %%
+offsets = recorded("misaligned_copy")[0].query("block == 256").set_index("offset")
+fast = offsets.loc[0, "gb_s"]
+lost.reveal(
+    100 * (1 - offsets.loc[1, "gb_s"] / fast),
+    model=100 * (1 - offsets.loc[1, "predicted_by_sectors_gb_s"] / fast),
+    tolerance=0.2,
+)
 
 # %%
 claims("misaligned_copy", here)
@@ -417,17 +552,19 @@ claims("misaligned_copy", here)
 # addresses as worth keeping, in a part of L2 that was set aside, while a long stream of other data passes. A share of
 # the window, its *hit ratio*, is marked.
 #
-# **Predict:** the region is a little larger than what was set aside. Is it better to mark all of it, or only as many of
-# its lines as fit?
+# Before you look: the region is a little larger than the part that was set aside. Is it better to mark all of it, or
+# only as many of its lines as fit?
 #
-# The experiment's own model, for what was recorded: which share of a region stays, without a window ("none"), or under
-# one over all of it that marks all ("whole"), or only as much as surely fits ("spread": two thirds of what was set
-# aside, which is 30 MiB). The picture has a fourth, "guide": a smaller window, as the guide's own listing has it.
+# The experiment's own model of the recorded run: which share of a region stays, without a window ("none"), with a
+# window that marks all of it ("whole"), or with one that marks as much as surely fits ("spread": two thirds of the part
+# that was set aside, 30 MiB). The picture has a fourth, "guide": a smaller window, as in the guide's listing.
 
 # %%
 windows, source = recorded("l2_persistence")
 set_aside = round(windows["set_aside_mib"].iloc[0] * l2_persistence.MIB)
-l2 = int(notebook.recorded("latest/results.csv").attrs["environment"]["gpu"]["l2_bytes"])
+l2 = int(
+    notebook.recorded("latest/results.csv").attrs["environment"]["gpu"]["l2_bytes"]
+)
 rows = []
 for region in sorted(set(windows["region_mib"])):
     size = round(region * l2_persistence.MIB)
@@ -470,7 +607,10 @@ def cycles(stride):
 
 # %%
 right = [
-    ((stride,), requests.wavefronts([(lane, 4 * lane * stride) for lane in range(32)], 4))
+    (
+        (stride,),
+        requests.wavefronts([(lane, 4 * lane * stride) for lane in range(32)], 4),
+    )
     for stride in (1, 2, 3, 4, 12, 31, 32, 33)
 ]
 answered = notebook.check(cycles, *right)
@@ -488,7 +628,7 @@ def cycles(stride):
 assert notebook.check(cycles, *right)
 
 # %% [markdown]
-# **Predict:** and with vectors of 128 bits? With padding, a stride of 33? When all lanes read one word?
+# Before you look: how many with vectors of 128 bits? With padding, a stride of 33? If all lanes read one word?
 
 # %%
 here = run("bank_conflicts")
@@ -516,10 +656,23 @@ claims("bank_conflicts", here)
 notebook.source("lab/memory/narrow_product", function="shared_ab")
 
 # %% [markdown]
-# **Predict:** on a V100 the guide measured 119.9, 144.4 and 195.5 GB/s for the three. Is the order the same on an H200?
+# On a V100 the guide measured 119.9, 144.4 and 195.5 GB/s for the three. How many times as fast as `simple` is
+# `shared_a` on an H200?
+
+# %%
+one_tile = notebook.predict("shared_a, times as fast as simple", ...)
 
 # %%
 picture("narrow_product")
+
+# %%
+kernels = recorded("narrow_product")[0].set_index("kernel")
+speeds, by_passes = kernels["gb_s"], kernels["predicted_by_hits_gb_s"]
+one_tile.reveal(
+    speeds["shared_a"] / speeds["simple"],
+    model=by_passes["shared_a"] / by_passes["simple"],
+    because="The guide's V100: 1.20.",
+)
 
 # %%
 claims("narrow_product")
@@ -531,7 +684,7 @@ claims("narrow_product")
 # In `C = A @ A.T` neighbouring threads need rows of A that are 128 bytes apart. `strided` reads them directly;
 # `coalesced` reads along rows and transposes in shared memory; `padded` does the same in a tile with rows of 33 floats.
 #
-# **Predict:** which step gains more, coalescing or padding?
+# Before you look: which step gains more, coalescing or padding?
 
 # %%
 picture("product_with_transpose")
@@ -545,11 +698,18 @@ claims("product_with_transpose")
 #
 # Both have whole tiles only. `shared_tile` of the ladder fills what lies outside of a matrix with zeros.
 #
-# **Predict:** matrices of 4095 rows and columns have as many tiles as those of 4096. How much longer does a product of
-# the smaller ones take?
+# Matrices of 4095 rows and columns have as many tiles as those of 4096. How many percent longer does a product of the
+# smaller matrices take, in tiles of 32 x 32?
+
+# %%
+longer = notebook.predict("4095 over 4096", ..., unit="% longer")
 
 # %%
 picture("partial_tiles")
+
+# %%
+edges = recorded("partial_tiles")[0].query("tile == 32").set_index("extent")["us"]
+longer.reveal(100 * (edges[4095] / edges[4096] - 1), measured=True, tolerance=0.5)
 
 # %%
 claims("partial_tiles")
@@ -563,8 +723,8 @@ claims("partial_tiles")
 # Notebook 7's asynchronous copies pass the registers by. The guide compares them with loads and stores, for elements of
 # 4, 8 and 16 bytes: a thread reads the clock before its first copy, and when all are done.
 #
-# **Predict:** a synchronous copy waits for its load before it stores. If the compiler unrolls the loop four times, how
-# many times does a thread wait for 24 elements? And with asynchronous copies?
+# Before you look: a synchronous copy waits for its load before it stores. If the compiler unrolls the loop four times,
+# how many times does a thread wait for 24 elements? And with asynchronous copies?
 
 # %%
 picture("async_copies")
@@ -581,7 +741,7 @@ claims("async_copies")
 # A multiprocessor's shared memory and its L1 cache are parts of one storage. The **carve-out** is the share that a
 # kernel prefers for shared memory.
 #
-# **Predict:** a block reads a tile again and again from global memory. At which carve-out does it slow down? Which
+# Before you look: a block reads a tile again and again from global memory. At which carve-out does it slow down? Which
 # stages of the ladder slow down with little shared memory, and which with little L1?
 
 # %%
@@ -597,11 +757,11 @@ claims("carve_out")
 #
 # ## Barriers
 #
-# A barrier keeps threads until all have come. `syncthreads` is one of the block, `syncwarp` one of the warp.
+# At a barrier, threads wait until all have reached it. `syncthreads` is a barrier of the block, `syncwarp` one of the
+# warp.
 #
-# **Predict:** what does it cost to have one after every single multiply-add? And in rounds in which one warp in four
-# has sixteen times as much to do, each in turn: how much longer do they take with a barrier of the block after each
-# round?
+# Before you look: what does a barrier after every single multiply-add cost? And in rounds in which one warp in four has
+# sixteen times as much to do, each in turn: how much longer do they take with a barrier of the block after each round?
 
 # %%
 notebook.source("lab/memory/barriers", function="rounds_of")
@@ -625,7 +785,12 @@ claims("barriers", here)
 notebook.source("lab/memory/barriers", function="block_barrier_in_branch")
 
 # %%
-pd.DataFrame([{"kernel": name, "the scheduler says": said} for name, said in barriers.ask_scheduler().items()])
+pd.DataFrame(
+    [
+        {"kernel": name, "the scheduler says": said}
+        for name, said in barriers.ask_scheduler().items()
+    ]
+)
 
 # %% [markdown]
 # **Question:** two calls of `syncthreads`, one in either branch of an `if`: every thread reaches one. Why is it wrong
@@ -636,10 +801,21 @@ pd.DataFrame([{"kernel": name, "the scheduler says": said} for name, said in bar
 # Before anything moves, memory must be allocated. `cuMemAlloc` asks the driver each time, and `cuMemFree` waits until
 # the device is idle. A **pool** keeps what is freed, and hands it out in the order of a stream.
 #
-# **Predict:** how much longer does it take to allocate and free a gigabyte than a few bytes, with each?
+# How many times as long as a pool does `cuMemAlloc` take to allocate and free a gigabyte?
+
+# %%
+gigabyte = notebook.predict("cuMemAlloc over a pool, 1 GB", ...)
 
 # %%
 picture("allocation")
+
+# %%
+times = recorded("allocation")[0].set_index(["way", "bytes"])["us"]
+gigabyte.reveal(
+    times["cuMemAlloc", 1 << 30] / times["pool, kept", 1 << 30],
+    measured=True,
+    tolerance=0.3,
+)
 
 # %%
 claims("allocation")
@@ -676,11 +852,15 @@ summary
 
 # %%
 doubles = [(lane, 8 * 2 * lane) for lane in range(32)]
-print(requests.sectors(doubles, 8), "sectors;", strided_copy.sectors_a_warp(4), "of float32 at stride 4")
+print(
+    requests.sectors(doubles, 8),
+    "sectors;",
+    strided_copy.sectors_a_warp(4),
+    "of float32 at stride 4",
+)
 
 # %% [markdown]
-# ## The question it leaves open
+# ## The open question
 #
-# Kernels, precisions, streams, caches: all of it is for one line in somebody's program. What does that line look like,
-# what arrays does it take, how does it choose among all these kernels, and what does it add on top?
-# [Notebook 11](11_in_use.ipynb) uses it.
+# Kernels, precisions, streams, caches: all of them serve one line in a program. What does that line look like, which
+# arrays does it take, and how does it choose among all these kernels? [Notebook 11](11_in_use.ipynb) uses it.

@@ -1,22 +1,32 @@
 # %% [markdown]
 # # 12. Write your own
 #
-# **The question.** So far you have looked at kernels of others. What does it take to add one of your own: to see what
-# it does, to know that it is right, to time it beside cuBLAS, and to put it on the ladder?
+# *Before this: notebooks [1](01_naive_and_coalesced.ipynb) to [3](03_thread_tiles.ipynb). Time: about 45 minutes.*
 #
-# Here is a template that works, and everything that the project does with its own stages, done with it. Change the
-# template and run the notebook again.
+# **The question.** How do you add a kernel of your own: see its accesses, check that it is correct, time it beside
+# cuBLAS, and put it on the ladder? (The [puzzles](../docs/puzzles.md) ask you for the kernels of the ladder; this
+# notebook is for a new one.)
 #
-# Run the cells from top to bottom. The outputs that are stored here are of a run on a machine with an NVIDIA H200;
-# the next cell says where yours happens.
+# Here is a template that works, with everything that the project does with its own stages. Change the template and run
+# the notebook again.
+#
+# You predict first. Where a cell says `notebook.predict("...", ...)`, write a number in place of the second `...` and
+# run the cell. A later cell shows your number beside the real one. A cell without a prediction runs, too.
+#
+# Run the cells from top to bottom. The stored outputs are those of a machine with an NVIDIA H200; the next cell prints
+# where yours run.
 
 # %%
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
-if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
-    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,notebooks]"])
+# Where no package is installed, such as on Colab: this checkout, or "git+https://..."
+SOURCE = Path("..").resolve().as_uri()
+if importlib.util.find_spec("numba_gemm") is None:
+    package = f"numba-gemm[cu12,notebooks] @ {SOURCE}"
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", package])
 
 from numba_gemm.lab import notebook
 
@@ -27,7 +37,6 @@ import json
 import linecache
 import os
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -43,15 +52,15 @@ folder = Path(tempfile.mkdtemp())  # where your stage is saved
 # %% [markdown]
 # ## The template
 #
-# A stage is a file, and the next cell is one: later on it is saved just as it stands, so it has its own imports. It
-# holds
+# A stage is a file, and so is the next cell: a later cell saves it as it is, so it has its own imports. It contains
 #
 # - `build(config, aligned)`, which returns a kernel with the parameters `(alpha, a, b, beta, c)`. The extents in
-#   `config` are constants to the compiler. `aligned` is for stages with 128-bit accesses, as in notebook 4.
-# - a `LadderStage`, the record by which everything else knows it: its name, configurations and block.
+#   `config`, a `TileConfig`, are constants to the compiler. `require` raises an error for a configuration that breaks a
+#   condition. `aligned` is for stages with 128-bit accesses, as in notebook 4.
+# - a `LadderStage`, which registers the kernel: its name, configurations and block.
 #
-# The idea of `column_strip` is to do without shared memory: a thread computes TM elements of a column of C, one below
-# the other, in registers. An element of B is loaded once for all of them.
+# `column_strip` does without shared memory: a thread computes TM elements of a column of C, one below the other, in
+# registers. An element of B is loaded once for all of them.
 
 # %%
 from numba import cuda, float32, uint32
@@ -71,7 +80,8 @@ def build(config, aligned):
         k = a.shape[1]
         row = cuda.blockIdx.y * BM + uint32(cuda.threadIdx.y) * TM
         col = cuda.blockIdx.x * BN + uint32(cuda.threadIdx.x)
-        own_col = min(col, n - 1)  # beyond C's edges the last row or column is read again, and nothing is written
+        # Beyond C's edges the last row or column is read again, and nothing is written.
+        own_col = min(col, n - 1)
         for i in range(TM):
             acc[i] = float32(0)
 
@@ -101,9 +111,9 @@ STAGE = LadderStage(
 # %% [markdown]
 # ## Step it
 #
-# Thread (1, 0) of the small `test_config`. A has two columns, so there are two turns of the loop. Only the steps that
-# change a sum are shown: what has changed, and below it the line that comes next, in a "file" that is the template's
-# cell. (`cuda.local.array` holds nothing yet when it is made; the simulator shows that as NaN.)
+# Thread (1, 0) of the small `test_config`. A has two columns, so the loop has two iterations. The cell prints only the
+# steps that change a sum: the changes, and below them the line that comes next, in a "file" that is the template's
+# cell. (An array from `cuda.local.array` is not initialised; the simulator fills it with NaN.)
 
 # %%
 a = np.arange(1, 17, dtype=np.float32).reshape(8, 2)
@@ -122,19 +132,29 @@ print(c)
 # loaded once.
 
 # %%
-a, b, c = np.ones((16, 12), np.float32), np.ones((12, 16), np.float32), np.zeros((16, 16), np.float32)
-draw.who_reads_what(trace(STAGE, None, None, 1, a, b, 0, c, config="test", blocks=[(0, 0, 0)]), thread=3)
+a, b, c = (
+    np.ones((16, 12), np.float32),
+    np.ones((12, 16), np.float32),
+    np.zeros((16, 16), np.float32),
+)
+draw.who_reads_what(
+    trace(STAGE, None, None, 1, a, b, 0, c, config="test", blocks=[(0, 0, 0)]), thread=3
+)
 
 # %% [markdown]
-# And a block of the real configuration, with what each line's requests cost:
+# And a block of the real configuration, with the cost of each line's requests:
 
 # %%
-a, b, c = np.ones((8, 8), np.float32), np.ones((8, 128), np.float32), np.zeros((8, 128), np.float32)
+a, b, c = (
+    np.ones((8, 8), np.float32),
+    np.ones((8, 128), np.float32),
+    np.zeros((8, 128), np.float32),
+)
 found = trace(STAGE, None, None, 1, a, b, 0, c)
 found.lines[["line", "array", "op", "requests", "per_request", "efficiency"]]
 
 # %% [markdown]
-# ### Your turn: what TM is worth
+# ### Your turn: the effect of TM
 #
 # A multiply-add of a warp needs an element of A, the same for all lanes, and 32 of B, which are neighbours. How many
 # sectors does a warp load for each of its multiply-adds, if a thread computes `tm` elements? Replace `None`; the next
@@ -149,8 +169,14 @@ def sectors_each(tm):
 # %%
 def traced(tm):
     """Sectors that one warp loads in four turns of the loop, over its multiply-adds."""
-    a, b, c = np.ones((tm, 4), np.float32), np.ones((4, 32), np.float32), np.zeros((tm, 32), np.float32)
-    lines = trace(STAGE, None, None, 1, a, b, 0, c, config=TileConfig(BM=tm, BN=32, BK=1, TM=tm)).lines
+    a, b, c = (
+        np.ones((tm, 4), np.float32),
+        np.ones((4, 32), np.float32),
+        np.zeros((tm, 32), np.float32),
+    )
+    lines = trace(
+        STAGE, None, None, 1, a, b, 0, c, config=TileConfig(BM=tm, BN=32, BK=1, TM=tm)
+    ).lines
     return float(lines.loc[lines["op"] == "load", "sectors"].sum() / (4 * tm))
 
 
@@ -169,19 +195,22 @@ def sectors_each(tm):
 assert notebook.check(sectors_each, *right)
 
 # %% [markdown]
-# With `tm` = 1 that is `coalesced`. A larger one brings it close to 1. So make it as large as you can? The compiler
+# With `tm` = 1 that is `coalesced`. A larger `tm` brings it close to 1. So make it as large as you can? The compiler
 # answers that further down.
 #
-# ## Is it right?
+# ## Is it correct?
 #
-# Against float64, element by element, by the bound that all kernels of the project are held to (notebook 0). Extents
-# around the tiles' edges are where mistakes live. C holds NaN where `beta` is 0, since such a product must not read it.
+# The product is compared with float64, element by element, by the bound of notebook 0. Most mistakes are at the edges
+# of tiles, so the extents are around them. C contains NaN if `beta` is 0, since such a product must not read it.
 
 
 # %%
 def judge(stage, m, n, k, alpha=1.0, beta=0.0):
     rng = np.random.default_rng([m, n, k])
-    a, b, before = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((m, k), (k, n), (m, n)))
+    a, b, before = (
+        rng.uniform(-1, 1, shape).astype(np.float32)
+        for shape in ((m, k), (k, n), (m, n))
+    )
     c = before.copy() if beta else np.full((m, n), np.nan, np.float32)
     found = trace(stage, None, None, alpha, a, b, beta, c, config="test")
     verdict = accuracy.compare(c, *accuracy.reference(alpha, a, b, beta, before), k)
@@ -194,11 +223,12 @@ print(judge(STAGE, 9, 7, 5, alpha=0.5, beta=-2.0))
 print(judge(STAGE, 17, 9, 12))
 
 # %% [markdown]
-# A check that cannot fail says nothing. So save the stage as a file, break a copy of the file, and look whether it is
-# found. The mistake: a loop that leaves out the last term.
+# A check that cannot fail proves nothing. So the next cell saves the stage as a file, breaks a copy of the file, and
+# checks it. The mistake: a loop that leaves out the last term.
 
 # %%
-text = "".join(linecache.getlines(build.__code__.co_filename))  # the template's cell, as it stands
+# The template's cell, as it stands.
+text = "".join(linecache.getlines(build.__code__.co_filename))
 (folder / "my_stage.py").write_text(text)
 
 
@@ -210,21 +240,24 @@ def stage_of(path):
     return module.STAGE
 
 
-(folder / "broken_stage.py").write_text(text.replace("while p < k:", "while p < k - 1:"))
+(folder / "broken_stage.py").write_text(
+    text.replace("while p < k:", "while p < k - 1:")
+)
 print(judge(stage_of(folder / "broken_stage.py"), 9, 7, 5))
 
 # %% [markdown]
 # ## Add it to the ladder
 #
-# `STAGES` is the one list from which the public function, the tests, the benchmark and the inspector work. Here the
-# stage is registered for this process only:
+# The public function, the tests, the benchmark and the inspector find stages in `STAGES`. Here the stage is registered
+# for this process only:
 
 # %%
 STAGES[STAGE.name] = STAGE
 
 rng = np.random.default_rng(0)
 a, b = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((20, 6), (6, 30)))
-c = numba_gemm.tiled_sgemm(a[::2], b, stage="column_strip")  # every other row: any strides
+# Every other row: any strides.
+c = numba_gemm.tiled_sgemm(a[::2], b, stage="column_strip")
 print(accuracy.compare(c, *accuracy.reference(1.0, a[::2], b), k=6))
 
 # %% [markdown]
@@ -238,7 +271,9 @@ if (tests / "support" / "ladder_cases.py").is_file():
     sys.path.append(str(tests))
     from support.ladder_cases import cases, run
 
-    outcomes = {case: run(STAGE, STAGE.test_config, case) for case in cases(STAGE.test_config)}
+    outcomes = {
+        case: run(STAGE, STAGE.test_config, case) for case in cases(STAGE.test_config)
+    }
     wrong = {case: outcome for case, outcome in outcomes.items() if not outcome.ok}
     print(f"{len(outcomes) - len(wrong)} of {len(outcomes)} cases are right")
     for case, outcome in list(wrong.items())[:5]:
@@ -247,10 +282,10 @@ else:
     print("This is not a checkout of the repository; in one, the table would run here.")
 
 # %% [markdown]
-# ## What the compiler makes of it
+# ## The compiled kernel
 #
-# The simulator compiles nothing, and a process is one or the other. So this is a process of its own, without the
-# simulator. It needs the compiler, but no GPU.
+# The simulator compiles nothing, and a process has either the simulator or the compiler. So this is a process of its
+# own, without the simulator. It needs the compiler, but no GPU.
 
 # %%
 REGISTER = """
@@ -263,30 +298,44 @@ STAGES[STAGE.name] = STAGE
 
 def in_a_process(code, *arguments, simulated=False):
     """Run Python that knows the stage, and return what it prints."""
-    places = [str(folder), str(Path(numba_gemm.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    places = [
+        str(folder),
+        str(Path(numba_gemm.__file__).parents[1]),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     environment = os.environ | {
         "NUMBA_ENABLE_CUDASIM": "1" if simulated else "0",
         "PYTHONPATH": os.pathsep.join(places),
     }
-    environment["NUMBA_GEMM_CACHE_DIR"] = "off"  # which keeps kernels by the package's files, and this is none of them
+    environment["NUMBA_GEMM_CACHE_DIR"] = (
+        "off"  # which keeps kernels by the package's files, and this is none of them
+    )
     command = [sys.executable, "-c", REGISTER + code, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"{done.stdout}\n{done.stderr}")
     return done.stdout
 
 
-INSPECT = "import sys; from numba_gemm.inspect.cli import main; sys.exit(main(sys.argv[1:]))"
+INSPECT = (
+    "import sys; from numba_gemm.inspect.cli import main; sys.exit(main(sys.argv[1:]))"
+)
 print(in_a_process(INSPECT, "column_strip", "--cc", "9.0"))
 
 # %% [markdown]
-# That is `python -m numba_gemm.inspect`, as for any stage, for an H200's compute capability, 9.0. **Spills** are
-# registers that the compiler had no room for and moved to memory; `local` counts these, and arrays that it did not
-# take apart into registers. Both should be 0.
+# That is `numba-gemm inspect`, as for any stage, for an H200's compute capability, 9.0. **Spills** are values that did
+# not fit into registers and that the compiler moved to memory; `local` counts these, and arrays that are not in
+# registers. Both should be 0.
 #
-# Now the question from above: how large a TM? For each, what a thread needs, and what the main loop consists of: FFMA
-# are multiply-adds, LDG loads from global memory. (The program nvdisasm reads that from what was compiled. Without it
-# these columns are missing.)
+# Now the question from above: how large should TM be? The next table has, for several TM, the registers of a thread and
+# the instructions of the main loop: FFMA are multiply-adds, LDG loads from global memory. How many registers does a
+# thread take with TM = 16? And at TM = 16, how many instructions does the loop have per FFMA?
+
+# %%
+registers = notebook.predict("registers with TM = 16", ...)
+per_ffma = notebook.predict("instructions per FFMA with TM = 16", ...)
 
 # %%
 COMPILE = """
@@ -295,30 +344,40 @@ from numba_gemm.inspect import report
 from numba_gemm.inspect.sass import ToolMissing
 for tm in map(int, sys.argv[1:]):
     made = report.compiled(STAGE, TileConfig(BM=2 * tm, BN=128, BK=1, TM=tm), (9, 0))
-    row = {"TM": tm, "registers": made.registers, "local": made.local, "spills": made.spills}
+    row = {"TM": tm, "registers": made.registers}
+    row |= {"local": made.local, "spills": made.spills}
     try:
-        row |= {"FFMA": made.mix["FFMA"], "LDG": made.mix["LDG"], "in the loop": sum(made.mix.values())}
-    except ToolMissing:  # nvdisasm, which reads what was compiled: pip install nvidia-cuda-nvdisasm
+        row |= {name: made.mix[name] for name in ("FFMA", "LDG")}
+        row["in the loop"] = sum(made.mix.values())
+    except ToolMissing:  # pip install nvidia-cuda-nvdisasm
         pass
     print(json.dumps(row))
 """
-compiled = pd.DataFrame(map(json.loads, in_a_process(COMPILE, "1", "4", "16", "128").splitlines()))
-compiled["warps an SM"] = [occupancy(256, registers, 0, (9, 0)).warps for registers in compiled["registers"]]
+compiled = pd.DataFrame(
+    map(json.loads, in_a_process(COMPILE, "1", "4", "16", "128").splitlines())
+)
+compiled["warps per SM"] = [
+    occupancy(256, registers, 0, (9, 0)).warps for registers in compiled["registers"]
+]
 if "FFMA" in compiled:
-    compiled["for each FFMA"] = (compiled["in the loop"] / compiled["FFMA"]).round(1)
-compiled.set_index("TM")
+    compiled["per FFMA"] = (compiled["in the loop"] / compiled["FFMA"]).round(1)
+compiled = compiled.set_index("TM")
+registers.reveal(compiled.loc[16, "registers"], tolerance=0.2)
+if "FFMA" in compiled:
+    per_ffma.reveal(compiled.loc[16, "per FFMA"], tolerance=0.2)
+compiled
 
 # %% [markdown]
-# A larger TM needs fewer loads for each multiply-add, as predicted. But every sum takes a register, and so does the
-# address of every row of A, with instructions to move it. Soon these are most of the loop, and with more registers a
-# thread fewer warps find room on a multiprocessor. At 128 the sums do not fit into registers at all: they lie in local
-# memory, which is global memory by another name. The template's 4 is a compromise.
+# A larger TM needs fewer loads per multiply-add, as predicted. But every sum takes a register, and so does the address
+# of every row of A, with instructions to move it. These soon are most of the loop, and with more registers per thread
+# fewer warps fit on a multiprocessor. At 128 the sums do not fit into registers at all: they are in local memory, which
+# is a part of global memory. The template's 4 is a compromise.
 #
 # ## Time it
 #
-# `bench.py` checks each stage against float64, and then times all in turn, cuBLAS among them, so that a clock that
-# drifts slows all alike. It takes your stage as any other. Where there is no GPU it runs a small product on the
-# simulator: that is checked all the same, but its time would mean nothing.
+# `bench.py` checks each stage against float64, and then times all in turn, cuBLAS among them, so that a drifting clock
+# slows all alike. It takes your stage like any other. Without a GPU it runs a small product on the simulator, which
+# checks it; its time would mean nothing.
 
 # %%
 BENCH = "import sys; from numba_gemm.lab.bench.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -341,9 +400,9 @@ if notebook.has_gpu():
 results[columns].round(3)
 
 # %% [markdown]
-# With a GPU, this is the picture. Without one, it is that of the two stages beside it, as they were recorded; yours
-# would be a third bar. (In the outputs stored here it comes close to `shared_tile`, without any shared memory: reuse in
-# registers can be worth as much.)
+# With a GPU, the picture shows these times. Without one, it shows the recorded times of the two other stages. (In the
+# stored outputs `column_strip` comes close to `shared_tile`, without any shared memory: reuse in registers can be worth
+# as much.)
 
 # %%
 if notebook.has_gpu():

@@ -5,10 +5,10 @@
 
 A notebook's text is its .py file (jupytext's percent format); the .ipynb beside it has the same cells, and outputs.
 ``--write`` is for outputs that readers shall see: run it on a GPU. ``--sync`` brings the .ipynb's cells up to the .py
-file's, keeps the outputs of those that have not changed, lists code as it is now, and runs nothing. ``--refresh`` does
-the same, runs the notebook, and stores the outputs of cells that have changed: for cells that trace and draw, which is
-the same anywhere, and measure nothing. ``--redraw`` also stores the outputs of all other cells with pictures that
-measure nothing.
+file's, keeps the outputs of those whose code has not changed but for its layout and comments, lists code as it is now,
+and runs nothing. ``--refresh`` does the same, runs the notebook, and stores the outputs of cells that have changed: for
+cells that trace and draw, which is the same anywhere, and for times that were recorded. ``--redraw`` also stores the
+outputs of all other cells with such pictures or times.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ try:
     import jupytext
     import nbformat
     from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+    from nbclient.exceptions import (
+        CellExecutionError,
+        CellTimeoutError,
+        DeadKernelError,
+    )
 
-    from numba_gemm.lab.harness.command import command, write_files
+    from numba_gemm.lab.harness.command import command, json_text, write_files
     from numba_gemm.lab.notebook import Listing, difference, source
     from numba_gemm.terminal import at_least_one
 except ModuleNotFoundError as missing:
@@ -38,6 +42,10 @@ except ModuleNotFoundError as missing:
 HERE = Path(__file__).parent
 SECONDS = 1200  # that a cell may take, at real sizes on a GPU
 LISTS: dict[str, Callable[..., Listing]] = {"source": source, "difference": difference}
+LABEL = re.compile(r'can_run\("(\w+)"|recorded_output\("\w+", "(\w+)"\)')
+TEXTS = (
+    HERE.parent / "results" / "h200" / "notebooks"
+)  # of cells that not all machines can run
 KEPT = {"jupyter", "mystnb", "tags"}  # of a cell's metadata
 VOLATILE = {"execution", "language_info", "widgets"}
 
@@ -51,12 +59,20 @@ def read(name: str) -> nbformat.NotebookNode:
     """A notebook as its .py file has it: no outputs, cells numbered."""
     made = jupytext.read(HERE / f"{name}.py")
     made.metadata = nbformat.from_dict(
-        {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+        {
+            "kernelspec": {
+                "display_name": "Python 3",
+                "language": "python",
+                "name": "python3",
+            }
+        }
     )
     made.nbformat, made.nbformat_minor = 4, 5
     for number, cell in enumerate(made.cells):
         cell.id = f"cell-{number}"
-        cell.metadata = nbformat.from_dict({key: value for key, value in cell.metadata.items() if key in KEPT})
+        cell.metadata = nbformat.from_dict(
+            {key: value for key, value in cell.metadata.items() if key in KEPT}
+        )
     return made
 
 
@@ -75,8 +91,16 @@ def execute(name: str, seconds: int = SECONDS) -> nbformat.NotebookNode:
     """
     made = read(name)
     folder = {"metadata": {"path": str(HERE)}}
-    NotebookClient(made, timeout=seconds, kernel_name="python3", resources=folder, record_timing=False).execute()
-    made.metadata = nbformat.from_dict({key: value for key, value in made.metadata.items() if key not in VOLATILE})
+    NotebookClient(
+        made,
+        timeout=seconds,
+        kernel_name="python3",
+        resources=folder,
+        record_timing=False,
+    ).execute()
+    made.metadata = nbformat.from_dict(
+        {key: value for key, value in made.metadata.items() if key not in VOLATILE}
+    )
     for cell in made.cells:
         if cell.cell_type == "code":
             cell.outputs = joined(cell.outputs)
@@ -88,7 +112,11 @@ def joined(outputs: Iterable[nbformat.NotebookNode]) -> list[nbformat.NotebookNo
     found: list[nbformat.NotebookNode] = []
     for output in outputs:
         last = found[-1] if found else None
-        if last and output.output_type == last.output_type == "stream" and output.name == last.name:
+        if (
+            last
+            and output.output_type == last.output_type == "stream"
+            and output.name == last.name
+        ):
             last.text += output.text
         else:
             found.append(output)
@@ -107,61 +135,112 @@ def listing(source: str) -> Listing | None:
 
 
 def synchronised(name: str) -> nbformat.NotebookNode:
-    """A notebook's cells, with the outputs of the stored ones that read the same, and code as it is now."""
+    """A notebook's cells, with the outputs of the stored ones that do the same, and code as it is now."""
     made, old = read(name), {}
     if (HERE / f"{name}.ipynb").is_file():
-        old = {cell.source: cell for cell in stored(name).cells if cell.cell_type == "code"}
+        old = {
+            ast.dump(ast.parse(cell.source)): cell
+            for cell in stored(name).cells
+            if cell.cell_type == "code"
+        }
     for cell in made.cells:
-        if cell.cell_type == "code" and cell.source in old:
-            cell.outputs, cell.execution_count = old[cell.source].outputs, old[cell.source].execution_count
-    for number, cell in enumerate((cell for cell in made.cells if cell.cell_type == "code"), 1):
+        if cell.cell_type == "code" and (
+            same := old.get(ast.dump(ast.parse(cell.source)))
+        ):
+            cell.outputs, cell.execution_count = same.outputs, same.execution_count
+    for number, cell in enumerate(
+        (cell for cell in made.cells if cell.cell_type == "code"), 1
+    ):
         if shown := listing(cell.source):
             cell.execution_count = cell.execution_count or number
-            data = {"text/markdown": shown._repr_markdown_(), "text/plain": repr(shown).rstrip()}
+            data = {
+                "text/markdown": shown._repr_markdown_(),
+                "text/plain": repr(shown).rstrip(),
+            }
             cell.outputs = [
-                nbformat.v4.new_output("execute_result", data, execution_count=cell.execution_count, metadata={})
+                nbformat.v4.new_output(
+                    "execute_result",
+                    data,
+                    execution_count=cell.execution_count,
+                    metadata={},
+                )
             ]
     return made
 
 
 def measures(cell: nbformat.NotebookNode) -> bool:
     """Return True if a cell's output depends on the machine."""
-    return "measure(" in cell.source or "begin(" in cell.source
+    depends = "measure(" in cell.source or "begin(" in cell.source
+    return depends or LABEL.search(cell.source) is not None
+
+
+def shows_recorded(cell: nbformat.NotebookNode) -> bool:
+    """Return True if a cell that has run says that its times were recorded on a GPU."""
+    return any(
+        output.get("text", "").startswith("recorded on NVIDIA ")
+        for output in cell.outputs
+    )
 
 
 def draws(cell: nbformat.NotebookNode) -> bool:
     """Return True if a cell's output is a picture or a player."""
     shown = [output.get("data", {}) for output in cell.outputs]
-    return any("image/png" in data or "<iframe " in data.get("text/html", "") for data in shown)
+    return any(
+        "image/png" in data or "<iframe " in data.get("text/html", "") for data in shown
+    )
 
 
-def refreshed(name: str, seconds: int = SECONDS, redraw: bool = False) -> nbformat.NotebookNode:
+def refreshed(
+    name: str, seconds: int = SECONDS, redraw: bool = False
+) -> nbformat.NotebookNode:
     """A notebook's cells with the outputs of the stored ones that read the same, and new outputs of the others.
 
-    With `redraw`, pictures are new in any case, but for those of cells that measure.
+    With `redraw`, pictures and recorded times are new in any case.
     """
     made, new = synchronised(name), execute(name, seconds)
     for cell, run in zip(made.cells, new.cells, strict=True):
         if cell.cell_type != "code":
             continue
-        if redraw and cell.execution_count and draws(cell) and not measures(cell):
+        settled = shows_recorded(run) if measures(cell) else draws(cell)
+        if redraw and cell.execution_count and settled:
             cell.outputs = run.outputs
         if not cell.execution_count:
-            if measures(cell):
-                raise ValueError(f"a cell of {name} that has changed measures: --write it on a GPU\n{cell.source}")
+            if measures(cell) and not settled:
+                raise ValueError(
+                    f"a cell of {name} that has changed measures: --write it on a GPU\n{cell.source}"
+                )
             cell.outputs = run.outputs
         if cell.cell_type == "code":
             cell.execution_count = run.execution_count
     return made
 
 
+def labelled(notebook: nbformat.NotebookNode) -> dict[str, str]:
+    """Texts that cells print only where they can run, by the cells' labels."""
+    texts: dict[str, str] = {}
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and (label := LABEL.search(cell.source)):
+            found = [
+                out.get("text") or out["data"]["text/plain"] for out in cell.outputs
+            ]
+            texts[label[1] or label[2]] = "\n".join(text.rstrip() for text in found)
+    return texts
+
+
 def write(name: str, notebook: nbformat.NotebookNode) -> None:
-    """Store a notebook as .ipynb."""
+    """Store a notebook as .ipynb, and the texts of cells that not all machines can run."""
     nbformat.validate(notebook)
     write_files(HERE, {f"{name}.ipynb": nbformat.writes(notebook) + "\n"})
+    texts = labelled(notebook)
+    if absent := [label for label, text in texts.items() if "Not run: " in text]:
+        raise ValueError(f"cells of {name} did not run here: {', '.join(absent)}")
+    if texts:
+        write_files(TEXTS, {f"{name}.json": json_text(texts)})
 
 
-def attempt(name: str, make: Callable[[str], nbformat.NotebookNode], store: bool) -> str:
+def attempt(
+    name: str, make: Callable[[str], nbformat.NotebookNode], store: bool
+) -> str:
     """Make a notebook, store it if asked to, and return a line about it; that of a failure begins with a star."""
     start = time.perf_counter()
     try:
@@ -181,26 +260,58 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Exit status: 0, or 1 when a notebook failed, or 2 for a wrong command line.",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="notebooks; by default all")
-    parser.add_argument("--jobs", type=at_least_one, default=1, metavar="N", help="so many at once (default: 1)")
     parser.add_argument(
-        "--seconds", type=at_least_one, default=SECONDS, metavar="S", help=f"that a cell may take (default: {SECONDS})"
+        "names", nargs="*", metavar="NAME", help="notebooks; by default all"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=at_least_one,
+        default=1,
+        metavar="N",
+        help="so many at once (default: 1)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=at_least_one,
+        default=SECONDS,
+        metavar="S",
+        help=f"that a cell may take (default: {SECONDS})",
     )
     results = parser.add_mutually_exclusive_group()
     results.add_argument("--write", action="store_true", help="store the outputs")
-    results.add_argument("--sync", action="store_true", help="run nothing; bring the .ipynb files up to date")
-    results.add_argument("--refresh", action="store_true", help="store the outputs of cells that have changed")
-    results.add_argument("--redraw", action="store_true", help="store these outputs, and all traced pictures")
+    results.add_argument(
+        "--sync",
+        action="store_true",
+        help="run nothing; bring the .ipynb files up to date",
+    )
+    results.add_argument(
+        "--refresh",
+        action="store_true",
+        help="store the outputs of cells that have changed",
+    )
+    results.add_argument(
+        "--redraw",
+        action="store_true",
+        help="store these outputs, and all traced pictures",
+    )
     options = parser.parse_args(arguments)
     chosen = [Path(given).stem for given in options.names] or names()
     if unknown := [name for name in chosen if name not in names()]:
-        parser.error(f"unknown notebook {', '.join(unknown)}; known are {', '.join(names())}")
-    make: Callable[[str], nbformat.NotebookNode] = partial(execute, seconds=options.seconds)
+        parser.error(
+            f"unknown notebook {', '.join(unknown)}; known are {', '.join(names())}"
+        )
+    make: Callable[[str], nbformat.NotebookNode] = partial(
+        execute, seconds=options.seconds
+    )
     if options.refresh or options.redraw:
         make = partial(refreshed, seconds=options.seconds, redraw=options.redraw)
     elif options.sync:
         make = synchronised
-    task = partial(attempt, make=make, store=options.write or options.sync or options.refresh or options.redraw)
+    task = partial(
+        attempt,
+        make=make,
+        store=options.write or options.sync or options.refresh or options.redraw,
+    )
     failed = False
     with ProcessPoolExecutor(options.jobs) as pool:
         for said in pool.map(task, chosen):

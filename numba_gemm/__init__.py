@@ -1,8 +1,7 @@
-"""Matrix products for NVIDIA GPUs as Numba-CUDA kernels, from the naive one to those that match cuBLAS.
+"""Matrix products for NVIDIA GPUs as Numba-CUDA kernels, from the naive one to those that match cuBLAS."""
 
-Importing this package imports neither Numba nor CUDA: the public names load at their first use, so that a program may
-still choose Numba's simulator (NUMBA_ENABLE_CUDASIM=1) after ``import numba_gemm``.
-"""
+# Importing this package imports neither Numba nor CUDA: the public names load at their first use, so that a program may
+# still choose Numba's simulator (NUMBA_ENABLE_CUDASIM=1) after ``import numba_gemm``.
 
 from __future__ import annotations
 

@@ -92,3 +92,13 @@ def hopper():
 
     if device.device_properties(device.current_device()).cc != (9, 0):
         pytest.skip("needs compute capability 9.0")
+
+
+@pytest.fixture
+def memory_returned() -> Iterator[None]:
+    """After the test, return unused memory of array libraries to the GPU, for the other processes of the tests."""
+    yield
+    if cupy := sys.modules.get("cupy"):
+        cupy.get_default_memory_pool().free_all_blocks()
+    if torch := sys.modules.get("torch"):
+        torch.cuda.empty_cache()

@@ -874,7 +874,8 @@ ERRORS = {
         "convert",
     ),
     "out kind": ((A, B, cuda.to_device(C)), {}, TypeError, "out is of kind Numba", "same kind", "pass such an array"),
-    "out list": ((A, B, [[0.0]]), {}, TypeError, "out is of type list", "expected", "convert"),
+    "out list": ((A, B, [[0.0]]), {}, TypeError, "out is of type list", "expected", "pass such an array, or no out"),
+    "out tuple": ((A, B, (C,)), {}, TypeError, "out is of type tuple", "expected", "pass out[0]"),
     "out shape": ((A, B, C.T), {}, ValueError, "out has shape (5, 3)", "expected (3, 5)", "array of that shape"),
     "out read-only": ((A, B, frozen(C.copy())), {}, ValueError, "out is read-only", "can be written", "allocate"),
     "out is a": (

@@ -1387,6 +1387,8 @@ def test_stream_of_another_device_is_refused(library):
 # --------------------------------------------------------------------------------------------------------- large arrays
 
 
+@pytest.mark.alone
+@pytest.mark.usefixtures("memory_returned")
 @pytest.mark.parametrize("stage", ["naive", "shared_tile", "auto"])
 def test_more_elements_than_an_int32_counts(library, stage):
     """A has more than 2**31 elements, so the last of them lie beyond any 32-bit index."""

@@ -10,7 +10,7 @@ from numba_gemm.runtime.device import synchronize
 from numba_gemm.runtime.launch import launch
 from numba_gemm.runtime.matrix import Matrix
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.usefixtures("memory_returned")]
 
 SMALL = 4
 LARGE_ROWS = 65_540

@@ -20,7 +20,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 from jax.test_util import check_grads  # noqa: E402
 
-from numba_gemm import arrays  # noqa: E402
+from numba_gemm import arrays, tiled_sgemm  # noqa: E402
 from numba_gemm.arrays import protocols  # noqa: E402
 from numba_gemm.gemm import fast_path  # noqa: E402
 from numba_gemm.jax import foreign_call, matmul  # noqa: E402
@@ -262,6 +262,12 @@ def test_names_of_precisions(given, computed, products):
 def test_precisions_that_are_refused(given, words):
     with pytest.raises(ValueError, match=words):
         matmul(array(5, 7), array(7, 6), precision=given)
+
+
+@pytest.mark.parametrize("transform", ["jit", "vmap", "grad"])
+def test_tracers_are_refused_by_the_function_for_arrays(transform):
+    with pytest.raises(TypeError, match=r"a is a JAX tracer, .*; call numba_gemm\.jax\.matmul there"):
+        getattr(jax, transform)(lambda a: tiled_sgemm(a, array(7, 6)))(array(2, 5, 7))
 
 
 def test_a_precision_has_to_be_a_name():

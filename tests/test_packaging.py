@@ -1,6 +1,7 @@
 """The extras of the package, and the files of its wheel."""
 
 import importlib.util
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -12,9 +13,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS = PROJECT["optional-dependencies"]
 TEXTS = [
     path
-    for pattern in ("*.md", ".ci/run", "docs/**/*.md", "notebooks/*", "numba_gemm/**/*.py")
+    for pattern in ("*.md", ".ci/run", ".devcontainer/*", "docs/**/*.md", "notebooks/*", "numba_gemm/**/*.py")
     for path in ROOT.glob(pattern)
-    if path.name != "CHANGELOG.md" and path.suffix in (".md", ".py", ".ipynb", "")
+    if path.is_file() and path.name != "CHANGELOG.md" and path.suffix in (".md", ".json", ".py", ".ipynb", "")
 ]
 
 
@@ -48,6 +49,18 @@ def test_every_extra_that_is_named_exists():
     assert {extra: path for extra, path in named.items() if extra not in EXTRAS} == {}
 
 
+def test_notebooks_count_instructions():
+    """Notebooks 07 and 12 read SASS, for which they need no GPU."""
+    assert "nvidia-cuda-nvdisasm" in all_of("notebooks")
+
+
+def test_the_development_container_installs_what_notebooks_need():
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
+    readme = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
+    assert container["postCreateCommand"] in readme
+    assert f" {container['image']} " in readme
+
+
 @pytest.fixture(scope="module")
 def hook():
     """The build hook."""
@@ -70,6 +83,7 @@ def test_the_wheel_has_the_tables_that_notebooks_show_and_no_others(hook):
         beside = (results / name).with_suffix(".json")
         described.add((beside if beside.is_file() else beside.with_name("environment.json")).relative_to(results))
     expected = shown | {path.as_posix() for path in described} | {"latest/ceilings.json"}
+    expected |= {f"notebooks/{name}.json" for name in re.findall(r'recorded_output\("(\w+)"', text)}
     inside = hook.recorded_files(ROOT)
     assert {Path(path).relative_to(results).as_posix() for path in inside} == expected
     assert set(inside.values()) == {f"numba_gemm/recorded/h200/{name}" for name in expected}

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+import pytest
+
 import numba_gemm
 from numba_gemm import typing as names
 from numba_gemm.gemm.precision import ALIASES, KNOWN
@@ -28,7 +30,7 @@ follow_imports = silent
 [mypy-cuda.*,llvmlite.*,numba.*]
 ignore_missing_imports = True
 follow_imports = skip
-[mypy-torch.*]
+[mypy-jax.*,torch.*]
 ignore_missing_imports = True
 follow_imports = skip
 """
@@ -45,6 +47,7 @@ def test_the_names_are_those_of_the_registries():
 
 def test_mypy_on_code_of_users(tmp_path):
     """One run over `tests/data/typed_user.py`: an error of the expected kind in each marked line, none in others."""
+    pytest.importorskip("mypy")
     config = tmp_path / "mypy.ini"
     config.write_text(CONFIG)
     done = subprocess.run(

@@ -1,8 +1,4 @@
-"""Array libraries: description of their arrays for kernels, allocation of results, and choice of the stream.
-
-There is one `ArrayKind` per library. A library is used only if the caller has imported it, and none is a dependency.
-Device memory is never copied: kernels accept any byte strides.
-"""
+"""Array libraries: description of their arrays for kernels, allocation of results, and choice of the stream."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from ..simulator.switch import SIMULATOR
 from .export import maker_of, returned
 from .host import HostArrays, SimulatedHostArrays, SimulatedNumbaArrays
 from .libraries import CupyArrays, NumbaArrays
-from .operand import ITEM, ArrayKind, Copies, Operand, Product, row_major
+from .operand import ITEM, ArrayKind, Copies, Operand, Product, imported, row_major
 from .probe import PROBES, Probe, probe_of
 from .protocols import CudaArrayInterface, Dlpack
 from .streams import Stream
@@ -101,10 +97,16 @@ def kind_of(name: str, array: Any) -> ArrayKind:
             if kind.owns_type(own):
                 _KIND_OF[own] = kind
             return kind
-    raise TypeError(
-        f"{name} is of type {type(array).__qualname__}; expected {ACCEPTED}; convert it, for instance with "
-        f"numpy.asarray({name}, dtype=numpy.float32)"
-    )
+    if isinstance(array, imported("jax.core", "Tracer")):
+        raise TypeError(
+            f"{name} is a JAX tracer, of type {own.__qualname__}, as inside jax.jit, jax.grad and jax.vmap; expected "
+            "an array with data; call numba_gemm.jax.matmul there"
+        )
+    if name != "out":
+        advice = f"convert it, for instance with numpy.asarray({name}, dtype=numpy.float32)"
+    else:  # the result in a converted copy would be lost
+        advice = "pass out[0]" if isinstance(array, tuple) and len(array) == 1 else "pass such an array, or no out"
+    raise TypeError(f"{name} is of type {own.__qualname__}; expected {ACCEPTED}; {advice}")
 
 
 def describe(name: str, array: Any, stream: Stream | None) -> Operand:

@@ -72,15 +72,21 @@ class NumbaArrays(ArrayKind):
                 )
                 for place, strides in zip(places, zip(*pairs) if pairs else ((), ()))
             )
-            written.setitem(..., read, queue)
+            written.setitem((), read, queue)  # all elements; arrays of Numba take no Ellipsis
 
     def probe(self, array: Any) -> Probe | None:
         own = type(array)
         if issubclass(own, np.ndarray):  # mapped and managed memory, whose slices are NumPy's
             return None
 
+        # A view of memory that Numba did not allocate makes its `device_ctypes_pointer` anew at each access.
+        foreign = imported("numba.cuda", "MemoryPointer")
+
         def place(x: Any) -> int:
-            return x.gpu_data.device_ctypes_pointer.value or 0
+            memory = x.gpu_data
+            if type(memory) is foreign:
+                return int(memory.device_pointer)
+            return memory.device_ctypes_pointer.value or 0
 
         def read(tag: Any, a: Any, b: Any, out: Any) -> Reading | None:
             if type(b) is not own:
@@ -138,7 +144,7 @@ class NumbaArrays(ArrayKind):
             return made, place(made)
 
         def alike(key: Any, a: Any, b: Any, out: Any) -> Alike:
-            _, _, _, offsets, a_shape, a_strides, b_shape, b_strides, (c_shape, c_strides) = key
+            offsets, extents = key[3], (*key[4:8], *key[8])
             aligned = not offsets
 
             def places(a: Any, b: Any, out: Any) -> tuple[int, int, int, int] | None:
@@ -149,17 +155,16 @@ class NumbaArrays(ArrayKind):
                     and out.dtype is FLOAT32
                 ):
                     return None
-                p, q, r, queue = place(a), place(b), place(out), a.stream
+                x, y, z, queue = a.gpu_data, b.gpu_data, out.gpu_data, a.stream
+                if type(x) is type(y) is type(z) is foreign:
+                    p, q, r = int(x.device_pointer), int(y.device_pointer), int(z.device_pointer)
+                else:
+                    p, q, r = place(a), place(b), place(out)
                 if (
                     (not (p | q | r) & 15 if aligned else (p & 15) << 8 | (q & 15) << 4 | r & 15 == offsets)
                     and b.stream is queue
                     and out.stream is queue
-                    and a.shape == a_shape
-                    and b.shape == b_shape
-                    and out.shape == c_shape
-                    and a.strides == a_strides
-                    and b.strides == b_strides
-                    and out.strides == c_strides
+                    and (a.shape, a.strides, b.shape, b.strides, out.shape, out.strides) == extents
                 ):
                     return p, q, r, queue if type(queue) is int else Stream.of(queue).handle
                 return None
@@ -259,7 +264,7 @@ class CupyArrays(ArrayKind):
             return made, made.data.ptr
 
         def alike(key: Any, a: Any, b: Any, out: Any) -> Alike:
-            _, _, device, offsets, a_shape, a_strides, b_shape, b_strides, (c_shape, c_strides) = key
+            device, offsets, extents = key[2], key[3], (*key[4:8], *key[8])
             aligned = not offsets
 
             def places(a: Any, b: Any, out: Any) -> tuple[int, int, int, int] | None:
@@ -275,12 +280,7 @@ class CupyArrays(ArrayKind):
                 if (
                     (not (p | q | r) & 15 if aligned else (p & 15) << 8 | (q & 15) << 4 | r & 15 == offsets)
                     and x.device_id == y.device_id == z.device_id == device
-                    and a.shape == a_shape
-                    and b.shape == b_shape
-                    and out.shape == c_shape
-                    and a.strides == a_strides
-                    and b.strides == b_strides
-                    and out.strides == c_strides
+                    and (a.shape, a.strides, b.shape, b.strides, out.shape, out.strides) == extents
                 ):
                     return p, q, r, current_stream(device).ptr
                 return None

@@ -184,7 +184,10 @@ class Product:
 
 
 class ArrayKind:
-    """Arrays of one library. The methods defined here are those for arrays in device memory."""
+    """Arrays of one library, which is used only if the caller has imported it.
+
+    The methods defined here are those for arrays in device memory, which is never copied: kernels accept any strides.
+    """
 
     name = ""
     cast = "{0}.astype(numpy.float32)"  # expression that converts an array named {0} to float32

@@ -19,12 +19,12 @@ from ..kernels.stage import Partition, Stage, check_grid
 from ..kernels.step import Launches, Slot
 from ..kernels.tensor_core.stage import TensorStage, precision_for
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
+from ..models.gpu_names import dotted
 from ..models.occupancy import LIMITS
 from ..runtime import device as devices
 from ..runtime import workspace as workspaces
 from ..runtime.device import DeviceProperties
 from ..runtime.launch import product_of
-from ..target import dotted
 from ..typing import Array, ArrayT, ComputeCapability, DeviceLike, DType, Layout, PrecisionName, Scalar, StageChoice
 from . import batches, heuristics, tensor_heuristics
 from .explanation import Explanation

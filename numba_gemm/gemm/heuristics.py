@@ -18,8 +18,8 @@ from ..kernels.step import Kernel
 from ..kernels.tensor_core import TENSOR_STAGES
 from ..kernels.tensor_core.stage import TensorStage
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
+from ..models.gpu_names import dotted
 from ..runtime.device import DeviceProperties
-from ..target import dotted
 from . import tensor_heuristics
 from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, Costs, Way, common_divisors, costs_of, memory_clocks
 from .precision import tensor_stage

@@ -12,12 +12,12 @@ from ..kernels.stage import Stage
 from ..kernels.step import Kernel
 from ..kernels.tensor_core.config import WarpConfig, WarpgroupConfig
 from ..models import occupancy as counting
+from ..models.gpu_names import dotted
 from ..models.occupancy import Occupancy
 from ..runtime import device as devices
 from ..runtime import kernel_cache
 from ..runtime.driver import advising
 from ..simulator.switch import SIMULATOR
-from ..target import dotted
 from ..typing import ComputeCapability, DeviceLike, PrecisionName, StageName
 from .heuristics import check_stage_precision
 
@@ -26,7 +26,7 @@ __all__ = ["Occupancy", "config_of", "occupancy", "stage_of", "usual_kernel"]
 LARGE = 4096  # extents of operands whose sums are long
 
 
-@advising("Pass a compute capability, (9, 0) for an H200, for which no GPU is needed")
+@advising("Pass a compute capability, cc=(9, 0) for an H200, for which no GPU is needed")
 def occupancy(
     stage: StageName | Stage,
     config: str | TileConfig | WarpgroupConfig | WarpConfig | None = None,

@@ -286,9 +286,10 @@ class Plan:
             alpha = real("alpha", alpha)
         if type(beta) is not float:
             beta = real("beta", beta)
-        repeat, alike = self._repeat, stream is None and c is None and epilogue_args is NO_VECTORS
-        if repeat is not None and alike and repeat(a, b, out, alpha, beta):
-            return out  # type: ignore[return-value]  # None is refused by `repeat`
+        repeat = self._repeat
+        if repeat is not None and stream is None and c is None and epilogue_args is NO_VECTORS:  # noqa: SIM102
+            if repeat(a, b, out, alpha, beta):
+                return out  # type: ignore[return-value]  # None is refused by `repeat`
         epilogue = self._epilogue
         tag: Any
         if c is not None:

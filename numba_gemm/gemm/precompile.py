@@ -18,13 +18,13 @@ from ..kernels.step import Kernel
 from ..kernels.tensor_core.stage import LONG_SUM
 from ..kernels.tensor_core.tma_stage import LAYOUTS as TMA_LAYOUTS
 from ..kernels.tensor_core.tma_stage import TmaStage
+from ..models.gpu_names import compute_capabilities, dotted
 from ..runtime import device as devices
 from ..runtime import kernel_cache, kernel_files
 from ..runtime.compiler import supported_ccs
 from ..runtime.driver import advising
 from ..runtime.private_files import PrivateDirectory
 from ..simulator.switch import SIMULATOR
-from ..target import compute_capabilities, dotted
 from ..typing import ComputeCapability, DeviceLike, Layout, PrecisionName, StageChoice
 from . import autotune_cache, heuristics
 from .fp32_auto import AUTO_PRECISION, Extents, resolved

@@ -1,9 +1,4 @@
-"""Inspection of kernels: the compiler's output, memory accesses, and single-stepping of a thread.
-
-On the command line: ``numba-gemm inspect STAGE --cc 9.0``. `report` compiles and needs CUDA's compiler (the
-extra cu12 or cu13). `sass` parses GPU instructions from text, and `ffma` reports what the multiply-adds among them wait
-for. `trace`, `step` and `debug` run kernels on Numba's simulator.
-"""
+"""Inspection of kernels: the compiler's output, memory accesses, and single-stepping of a thread."""
 
 from __future__ import annotations
 

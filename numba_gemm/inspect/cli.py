@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from ..models.gpu_names import dotted
 from ..simulator.probe import simulator_requested
-from ..target import dotted
 from ..terminal import Parser, UsageError, command, compute_capability, output_ended
 
 

@@ -13,10 +13,10 @@ from ..gemm.occupancy import LARGE, usual_kernel
 from ..gemm.tensor_heuristics import configs_for
 from ..kernels.stage import IEEE, Stage
 from ..kernels.step import Kernel
+from ..models.gpu_names import compute_capability, dotted
 from ..runtime.compilation import compile_kernel
 from ..runtime.compiler import Cubin, supported_ccs
 from ..simulator.switch import SIMULATOR
-from ..target import compute_capability, dotted
 from ..typing import ComputeCapability
 from .sass import Instruction, Loop, disassemble, functions, instruction_mix, main_loop
 

@@ -1,8 +1,6 @@
-"""Matrix multiplication for JAX, under ``jit``, ``vmap`` and ``grad``.
+"""Matrix multiplication for JAX, under ``jit``, ``vmap`` and ``grad``."""
 
-Importing this package registers the product with XLA (`foreign_call`) and a primitive with JAX (`functions`).
-"""
-
+# These imports register the product with XLA (`foreign_call`) and a primitive with JAX (`functions`).
 from .functions import matmul
 
 __all__ = ["matmul"]

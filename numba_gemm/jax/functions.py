@@ -17,6 +17,7 @@ from jax.interpreters import ad, batching, mlir
 
 from ..gemm import batches
 from ..gemm.precision import IEEE, canonical
+from ..typing import PrecisionName
 from .product import TARGET
 
 __all__ = ["matmul"]
@@ -24,7 +25,12 @@ __all__ = ["matmul"]
 TRANSPOSED = {"N": "T", "T": "N"}
 
 
-def matmul(a: jax.Array, b: jax.Array, *, precision: Any = None) -> jax.Array:
+def matmul(
+    a: jax.Array,
+    b: jax.Array,
+    *,
+    precision: PrecisionName | jax.lax.DotAlgorithmPreset | jax.lax.Precision | None = None,
+) -> jax.Array:
     """Multiply matrices, vectors, or batches of matrices, as `jax.numpy.matmul` does, in a given precision.
 
     It works under `jax.jit`, `jax.vmap` and `jax.grad`, and under `jax.jvp` and whatever else is composed of these. A

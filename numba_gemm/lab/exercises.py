@@ -1,7 +1,5 @@
 """Predictions and exercises of the notebooks: a number is asked for before it is shown, and answers are checked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -24,21 +22,31 @@ class Guess:
     def __init__(self, question: str, value: float | None, unit: str = "") -> None:
         self.question, self.value, self.unit = question, value, unit
 
-    def reveal(self, value: float, *, model: float | None = None, because: str = "", tolerance: float = 0.05) -> None:
+    def reveal(
+        self,
+        value: float,
+        *,
+        model: float | None = None,
+        measured: bool = False,
+        because: str = "",
+        tolerance: float = 0.05,
+    ) -> None:
         """Print the prediction beside the value, and the ratio of the two, in one line.
 
         Parameters
         ----------
         value : float
-            The counted value or, if `model` is given, the measured one.
+            The counted value or, if `measured` or `model` is given, the measured one.
         model : float, optional
             A model's prediction, printed beside the reader's.
+        measured : bool
+            The value was measured, although no model predicts it.
         because : str
             A second line that explains the value.
         tolerance : float
             Relative difference up to which the prediction is called correct.
         """
-        kind = "counted" if model is None else "measured"
+        kind = "counted" if model is None and not measured else "measured"
         parts = ["no prediction" if self.value is None else f"you {_number(self.value)}"]
         parts += [] if model is None else [f"model {_number(model)}"]
         parts.append(f"{kind} {_number(value)}{' ' * bool(self.unit)}{self.unit}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import datetime
 import difflib
-import fcntl
 import json
 import os
 import platform
@@ -45,6 +44,7 @@ __all__ = [
     "measure",
     "predict",
     "recorded",
+    "recorded_output",
     "source",
 ]
 
@@ -216,6 +216,20 @@ def recorded(name: str) -> pd.DataFrame:
     return _read(path, "recorded")
 
 
+def recorded_output(name: str, cell: str) -> str:
+    """Return the text that a cell of a notebook printed on an H200, for readers whose machine cannot run the cell.
+
+    Parameters
+    ----------
+    name : str
+        The notebook, such as "11_in_use".
+    cell : str
+        The cell's label in ``results/h200/notebooks/NAME.json``, which ``notebooks/run.py --write`` writes.
+    """
+    path = RECORDED / "h200" / "notebooks" / f"{name}.json"
+    return str(json.loads(path.read_text(encoding="utf-8"))[cell]).rstrip()
+
+
 def _read(path: Path, how: str) -> pd.DataFrame:
     """Read a table, and its source from the description beside it, if there is one."""
     import pandas as pd
@@ -281,10 +295,12 @@ def _alone() -> Iterator[None]:
     # Not in /tmp, where another user could hold the lock. Opening a folder to lock it changes nothing in it.
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
+        import fcntl
+
         path = (base if base.is_absolute() else Path.home() / ".cache") / "numba_gemm" / f"measure-{platform.node()}"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except (OSError, RuntimeError) as error:  # RuntimeError: no home directory
+    except (ImportError, OSError, RuntimeError) as error:  # on Windows; without a home directory
         warnings.warn(f"measuring without waiting for other notebooks to finish: {error}", RuntimeWarning, stacklevel=2)
         yield
         return

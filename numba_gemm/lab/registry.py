@@ -1,7 +1,5 @@
 """Names of all experiments, and where they are defined."""
 
-from __future__ import annotations
-
 import importlib
 
 from numba_gemm.lab.harness.experiment import Experiment

@@ -1,1 +1,1 @@
-"""Closed forms that need no GPU: error bounds, traffic and rooflines."""
+"""Closed forms that need no GPU: error bounds, traffic, occupancy and rooflines; names of GPUs."""

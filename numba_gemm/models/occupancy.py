@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..device.units import WARP, ceil_div
-from ..target import compute_capability, dotted
 from ..typing import ComputeCapability
+from .gpu_names import compute_capability, dotted
 
 __all__ = ["LIMITS", "Occupancy", "SmLimits", "occupancy"]
 

@@ -7,8 +7,8 @@ bytes.
 from __future__ import annotations
 
 from ..device.units import FLOAT32_BYTES
-from ..target import compute_capability, dotted
 from ..typing import ComputeCapability
+from .gpu_names import compute_capability, dotted
 
 # FP32 multiply-adds that one multiprocessor starts per clock, by compute capability.
 # Source: CUDA C++ Programming Guide, section "Arithmetic Instructions", table of throughputs

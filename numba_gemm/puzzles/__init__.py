@@ -1,8 +1,4 @@
-"""Puzzles in which the reader writes the kernels of the ladder, checked on the simulator.
-
-On the command line: ``numba-gemm puzzle``. In Python, with the simulator chosen before Numba is imported, `puzzle`
-returns a puzzle, and `check` checks a kernel.
-"""
+"""Puzzles in which the reader writes the kernels of the ladder, checked on the simulator."""
 
 from __future__ import annotations
 

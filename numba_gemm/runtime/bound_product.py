@@ -195,6 +195,8 @@ class BoundProduct:
         """
         maps, scratch, places = bool(self.launches.maps), self.launches.scratch_bytes, self.places
         alone: list[Frame] = []  # frames of the default stream, or of any stream if there is no scratch memory
+        if self._operands_alone:
+            return self._launching(alone)
         every: dict[tuple[int, int], list[Frame]] = {}
         leases: list[Lease] = []
         legacy = not zero_is_per_thread()
@@ -223,6 +225,21 @@ class BoundProduct:
             return done
 
         weakref.finalize(launch, _release, self.workspaces, leases)
+        return launch
+
+    def _launching(self, frames: list[Frame]) -> PrivateLaunches:
+        """Return what `private` does, for launches that need nothing but operands."""
+        take, give_back, new = frames.pop, frames.append, self.frame
+
+        def launch(alpha: float, a: int, b: int, beta: float, c: int, stream: int) -> bool:
+            try:
+                frame = take()  # one operation, see `enqueue`
+            except IndexError:
+                frame = new()
+            done = frame.enqueue(alpha, a, b, beta, c, stream)
+            give_back(frame)
+            return done
+
         return launch
 
     def _frame_with_memory(self, stream: int, leases: list[Lease]) -> Frame:

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from ..kernels.step import Kernel
+from ..models.gpu_names import dotted
 from ..simulator.probe import gpu_environment
 from ..simulator.switch import SETTINGS_FILE
-from ..target import dotted
 from . import epilogue as epilogues
 from .compiler import Cubin, compile_cubin
 from .sources import SOURCES

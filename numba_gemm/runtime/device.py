@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import hashlib
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,14 @@ from ..kernels.ladder.stage import default_partition
 from ..kernels.product import Product
 from ..kernels.stage import IEEE, Gpu, Partition, Stage
 from ..kernels.step import Kernel, Launches
+from ..models.gpu_names import compute_capability, device_index, dotted
 from ..simulator.probe import gpu_count
 from ..simulator.switch import SIMULATOR
-from ..target import compute_capability, device_index, dotted
 from . import kernel_cache
 from .bound_product import BoundProduct
 from .compiler import Cubin
 from .driver import call, device_scope, load_kernel, primary_context, start
+from .once_per_key import OncePerKey
 from .tensor_maps import TensorMaps
 from .workspace import Workspace, Workspaces
 
@@ -29,7 +30,6 @@ __all__ = [
     "Device",
     "DeviceProperties",
     "LoadedKernel",
-    "OncePerKey",
     "capability_of",
     "current_device",
     "device_count",
@@ -40,7 +40,6 @@ __all__ = [
 ]
 
 MAX_BOUND = 1024  # bound products that are kept; with more layouts than that in use, some are bound again
-MAX_EPILOGUES = 256  # kernels with an epilogue that are kept; others are read from disk, or compiled, again
 
 
 @dataclass(frozen=True, eq=False)  # one object per device, by which choices are remembered
@@ -129,7 +128,7 @@ def current_device() -> int:
 
 
 def ordinal_of(device: Any = None) -> int:
-    """Return the ordinal of a device as people write it, see `target`; for None, that of the current one."""
+    """Return the ordinal of a device as people write it, see `models.gpu_names`; for None, that of the current one."""
     ordinal = None if device is None else device_index(device)
     current = current_device()  # raises GpuUnavailable with the reason
     if ordinal is None:
@@ -158,42 +157,6 @@ def synchronize(stream: int = 0) -> None:
     """Wait for all work on a stream of the current device."""
     if not SIMULATOR:
         call(driver.cuStreamSynchronize, stream)
-
-
-class OncePerKey:
-    """Thread-safe memoisation: computes each key's value once; threads with other keys do not wait.
-
-    A program may make epilogues without end, from closures over numbers that change. Of the kernels with an epilogue,
-    the `MAX_EPILOGUES` last ones are kept.
-    """
-
-    def __init__(self, compute: Callable[[Any], Any]) -> None:
-        self._compute = compute
-        self._values: dict[Hashable, Any] = {}
-        self._locks: dict[Hashable, threading.Lock] = {}
-        self._lock = threading.Lock()
-
-    def __contains__(self, key: Any) -> bool:
-        """Return True if the value of a key is known."""
-        return key in self._values
-
-    def __call__(self, key: Any) -> Any:
-        """Return the value of a key."""
-        if (value := self._values.get(key)) is not None:  # one operation: another thread may delete it
-            return value
-        with self._lock:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
-            if (value := self._values.get(key)) is not None:
-                return value
-            value = self._compute(key)
-            with self._lock:
-                self._values[key] = value
-                self._locks.pop(key, None)
-                passing = [other for other in self._values if getattr(other, "epilogue", None) is not None]
-                for other in passing[:-MAX_EPILOGUES]:
-                    del self._values[other]
-            return value
 
 
 @dataclass(frozen=True)
@@ -247,6 +210,10 @@ class Device:
         self.load = OncePerKey(self._load)
         self._resident = OncePerKey(self._count_resident)
         self._fetched: dict[Kernel, Cubin] = {}  # by `load_all`, and not loaded yet
+        # Handles by entry point, code and dynamic shared memory. Kernels are never unloaded: a captured graph may
+        # launch one at any time, and nothing tells when the last graph is gone. So one that `load` forgot is not loaded
+        # again; an entry is far smaller than what the driver keeps of the kernel.
+        self._handles: dict[tuple[str, bytes, int], int] = {}
         self._bound: dict[Hashable, BoundProduct] = {}
 
     @property
@@ -262,7 +229,9 @@ class Device:
     def _load(self, kernel: Kernel) -> LoadedKernel:
         begin = time.perf_counter()
         cubin = self._fetched.pop(kernel, None) or kernel_cache.fetch(kernel, self.properties.cc).cubin
-        handle = load_kernel(cubin, self.ordinal, kernel.dynamic_shared)
+        key = cubin.name, hashlib.sha256(cubin.code).digest(), kernel.dynamic_shared
+        if (handle := self._handles.get(key)) is None:
+            handle = self._handles.setdefault(key, load_kernel(cubin, self.ordinal, kernel.dynamic_shared))
         seconds = time.perf_counter() - begin
         return LoadedKernel(handle, cubin.registers, cubin.shared + kernel.dynamic_shared, cubin.local, seconds)
 

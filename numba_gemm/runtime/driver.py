@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
 import threading
 from collections.abc import Iterator
@@ -101,24 +100,15 @@ def device_scope(device: int) -> Iterator[None]:
 STATIC_SHARED_LIMIT = 48 << 10  # bytes of shared memory that a block may ask for without saying so beforehand
 
 
-# By entry point, code, device and dynamic shared memory. Kernels are never unloaded: a captured graph may launch one at
-# any time, and nothing tells when the last graph is gone. With this, a kernel that other caches forgot is not loaded
-# again; an entry is far smaller than what the driver keeps of the kernel.
-_loaded: dict[tuple[str, bytes, int, int], int] = {}
-
-
 def load_kernel(cubin: Cubin, device: int, dynamic_shared: int = 0) -> int:
     """Load a kernel on a device, for launches with so many bytes of dynamic shared memory; return its handle."""
-    key = (cubin.name, hashlib.sha256(cubin.code).digest(), device, dynamic_shared)
-    if key in _loaded:
-        return _loaded[key]
     with device_scope(device):
         library = call(driver.cuLibraryLoadData, cubin.code, [], [], 0, [], [], 0)
         handle = call(driver.cuLibraryGetKernel, library, cubin.name.encode())
         if dynamic_shared > STATIC_SHARED_LIMIT:
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             call(driver.cuKernelSetAttribute, limit, dynamic_shared, handle, call(driver.cuDeviceGet, device))
-    return _loaded.setdefault(key, int(handle))
+    return int(handle)
 
 
 def launch_kernel(
@@ -153,7 +143,7 @@ def zero_is_per_thread() -> bool:
 
 @functools.cache
 def raw(name: str) -> Any:
-    """A function of the driver for ctypes: it takes ctypes objects, unchecked, and returns the status as an int."""
+    """Return a function of the driver that takes ctypes objects, unchecked, and returns the status as an int."""
     start()
     flags = driver.CUdriverProcAddress_flags
     if zero_is_per_thread():
@@ -165,3 +155,8 @@ def raw(name: str) -> Any:
         raise RuntimeError(f"this driver has no {name}; expected a driver of CUDA 12 or later; install one")
     # Not PYFUNCTYPE: a launch waits where too many are pending, and others must be able to run meanwhile.
     return ctypes.CFUNCTYPE(ctypes.c_int)(address)
+
+
+def pointer_argument(address: int) -> Any:
+    """Return an argument for functions of `raw`, a pointer; ctypes would make one of a ``c_void_p`` at every call."""
+    return ctypes.byref(ctypes.c_char.from_address(address))

@@ -15,7 +15,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from ..kernels.step import Moving, Slot, Step
-from .driver import failure, raw
+from .driver import failure, pointer_argument, raw
 
 ALWAYS = tuple(Moving(slot) for slot in (Slot.ALPHA, Slot.BETA, Slot.A, Slot.B, Slot.C))
 
@@ -124,63 +124,60 @@ class Frame:
     words_of : tuple of int
         For the caller to note: the addresses of scratch memory and counters, or of the operands of tensor maps, that
         the moving words behind the first five are of.
+    in_context : callable
+        ``()`` to True if the device's context is current in this thread.
+    launch : callable
+        ``(stream)``: enqueues the kernels on a stream of the device, whose context is current.
+    enqueue : callable
+        ``(alpha, a, b, beta, c, stream)``: takes these scalars and operands, and enqueues the kernels; returns False,
+        with nothing done, if another context is current.
     """
 
-    __slots__ = (
-        "_calls",
-        "_configs_at",
-        "_context",
-        "_current",
-        "_current_place",
-        "_get_current",
-        "_launch",
-        "_memory",
-        "_stream",
-        "move",
-        "move_operands",
-        "words_of",
-    )
+    __slots__ = ("enqueue", "in_context", "launch", "move", "move_operands", "words_of")
 
     def __init__(self, layout: FrameLayout, handles: Sequence[int], context: int) -> None:
         memory, tables, configs = layout.memory()
-        self._memory, self._configs_at, self._stream = memory, configs - ctypes.addressof(memory), 0
-        self.move: Callable[..., None] = partial(layout.packing.pack_into, memory, 0)
-        self.move_operands: Callable[..., None] = partial(OPERANDS.pack_into, memory, 0)
-        self.words_of = (0, 0)
-        pointer, none = ctypes.c_void_p, ctypes.c_void_p(None)
-        self._calls = [
-            (pointer(configs + i * CONFIG.size), pointer(handle), pointer(table), none)
+        calls = [
+            (pointer_argument(configs + i * CONFIG.size), pointer_argument(handle), pointer_argument(table), None)
             for i, (handle, table) in enumerate(zip(handles, tables, strict=True))
         ]
-        self._context, self._current = context, pointer(None)
-        self._current_place = pointer(ctypes.addressof(self._current))
-        self._launch, self._get_current = raw("cuLaunchKernelEx"), raw("cuCtxGetCurrent")
+        launch_kernel, get_current = raw("cuLaunchKernelEx"), raw("cuCtxGetCurrent")
+        current = ctypes.c_void_p(None)
+        current_at = ctypes.byref(current)
+        streams_at = [configs - ctypes.addressof(memory) + i * CONFIG.size + STREAM_AT for i in range(len(calls))]
+        of_stream = 0
+        move_operands = partial(OPERANDS.pack_into, memory, 0)
 
-    def in_context(self) -> bool:
-        """Return True if the device's context is current in this thread."""
-        return not self._get_current(self._current_place) and self._current.value == self._context
+        # Functions of cells, which are read faster than attributes.
 
-    def enqueue(self, alpha: float, a: int, b: int, beta: float, c: int, stream: int) -> bool:
-        """Take these scalars and operands, and enqueue the kernels; False, with nothing done, in another context."""
-        if self._get_current(self._current_place) or self._current.value != self._context:  # as `in_context`
-            return False
-        self.move_operands(alpha, beta, a, b, c)
-        if stream != self._stream:
-            self.launch(stream)
+        def in_context() -> bool:
+            return not get_current(current_at) and current.value == context
+
+        def launch(stream: int) -> None:
+            nonlocal of_stream
+            if stream != of_stream:
+                of_stream = stream
+                for place in streams_at:
+                    STREAM.pack_into(memory, place, stream)
+            for call in calls:
+                if status := launch_kernel(*call):
+                    raise failure("cuLaunchKernelEx", status)
+
+        def enqueue(alpha: float, a: int, b: int, beta: float, c: int, stream: int) -> bool:
+            if get_current(current_at) or current.value != context:  # as `in_context`
+                return False
+            move_operands(alpha, beta, a, b, c)
+            if stream != of_stream:
+                launch(stream)
+                return True
+            for call in calls:
+                if status := launch_kernel(*call):
+                    raise failure("cuLaunchKernelEx", status)
             return True
-        launch = self._launch
-        for call in self._calls:
-            if status := launch(*call):
-                raise failure("cuLaunchKernelEx", status)
-        return True
 
-    def launch(self, stream: int) -> None:
-        """Enqueue the kernels on a stream of the device, whose context is current."""
-        if stream != self._stream:
-            self._stream = stream
-            for i in range(len(self._calls)):
-                STREAM.pack_into(self._memory, self._configs_at + i * CONFIG.size + STREAM_AT, stream)
-        launch = self._launch
-        for call in self._calls:
-            if status := launch(*call):
-                raise failure("cuLaunchKernelEx", status)
+        self.words_of = (0, 0)
+        self.move: Callable[..., None] = partial(layout.packing.pack_into, memory, 0)
+        self.move_operands: Callable[..., None] = move_operands
+        self.in_context: Callable[[], bool] = in_context
+        self.enqueue: Callable[[float, int, int, float, int, int], bool] = enqueue
+        self.launch: Callable[[int], None] = launch

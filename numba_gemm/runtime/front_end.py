@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0] + "."
@@ -93,15 +94,32 @@ def _is_own(identity: Any) -> bool:
 
 def _types_of_calls() -> list[Change]:
     from numba.core import errors, types
+    from numba.core.target_extension import get_local_target
     from numba.core.types.functions import BaseFunction
+    from numba.core.utils import order_by_target_specificity
 
     resolve, plain = BaseFunction.get_call_type, (types.Number, types.Boolean)
     # By function, context and argument types, which are unique objects and kept alive here.
     known: dict[tuple[Any, ...], Any] = {}
 
+    def first_match(function: Any, context: Any, args: Any) -> Any:
+        """Return the signature of the first template that applies, None if none does: no template is described."""
+        plain_args = tuple(types.unliteral(arg) for arg in args)
+        target = get_local_target(context)
+        for template_class in order_by_target_specificity(target, function.templates, fnkey=function.key[0]):
+            template = template_class(context)
+            for tried in (args, plain_args) if template.prefer_literal else (plain_args, args):
+                with contextlib.suppress(errors.NumbaError):
+                    if (signature := template.apply(tried, {})) is not None:
+                        function._impl_keys[signature.args] = template.get_impl_key(signature)  # noqa: SLF001
+                        return signature
+        return None
+
     def get_call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
-        if kws or not all(isinstance(arg, plain) for arg in args):
+        if kws:
             return resolve(self, context, args, kws)
+        if not all(isinstance(arg, plain) for arg in args):
+            return first_match(self, context, args) or resolve(self, context, args, kws)
         key = (self, id(context), args)
         try:
             found = known.get(key)
@@ -109,7 +127,7 @@ def _types_of_calls() -> list[Change]:
             return resolve(self, context, args, kws)
         if found is None:
             try:
-                found = resolve(self, context, args, kws)
+                found = first_match(self, context, args) or resolve(self, context, args, kws)
             except errors.TypingError as error:
                 self._depth = 0
                 found = error
@@ -223,6 +241,173 @@ def _unneeded_passes() -> list[Change]:
     return [(CUDACompiler, "define_pipelines", define_pipelines)]
 
 
+def _contexts() -> list[Change]:
+    from numba.cuda.core.base import BaseContext as TargetContext
+    from numba.cuda.typing.context import BaseContext as TypingContext
+
+    sizes: dict[tuple[int, int], int] = {}  # entries of a context's registries when they were installed, by their ids
+
+    def grown(context: Any, registries: Iterable[Any]) -> list[Any]:
+        """Return the registries with entries that the context has not."""
+        found = []
+        for one in registries:
+            size = sum(len(entries) for entries in vars(one).values() if isinstance(entries, list))
+            if sizes.get((id(context), id(one))) != size:
+                sizes[id(context), id(one)] = size
+                found.append(one)
+        return found
+
+    def refreshed_if_grown(refresh: Callable[[Any], None], of_intrinsics: bool) -> Callable[[Any], None]:
+        def refresh_if_grown(self: Any) -> None:
+            registries = list(self._registries)
+            first = registries[:1]  # that of intrinsics, which are implemented when they are called first
+            if of_intrinsics and first and (id(self), id(first[0])) in sizes and grown(self, first):
+                self.install_registry(first[0])
+            elif not registries or grown(self, registries):
+                refresh(self)
+                grown(self, self._registries)
+
+        return refresh_if_grown
+
+    changed = (TargetContext, True), (TypingContext, False)
+    return [(one, "refresh", refreshed_if_grown(one.refresh, intrinsics)) for one, intrinsics in changed]
+
+
+def _signatures_of_lowering() -> list[Change]:
+    from numba.cuda.core import base
+
+    has_loc = base._has_loc  # noqa: SLF001
+    known: dict[Any, bool] = {}
+
+    def has_loc_of_code(function: Any) -> bool:
+        code = getattr(function, "__code__", None)
+        if code is None or hasattr(function, "__wrapped__") or hasattr(function, "__signature__"):
+            return bool(has_loc(function))
+        if code not in known:
+            known[code] = has_loc(function)
+        return known[code]
+
+    return [(base, "_has_loc", has_loc_of_code)]
+
+
+def _lists_of_variables() -> list[Change]:
+    from numba.cuda.core import ir
+
+    find, atoms = ir.Inst._rec_list_vars, (str, int, bool, type(None), ir.Loc)  # noqa: SLF001
+
+    def variables(self: Any, value: Any) -> Any:
+        kind = type(value)
+        if kind is dict:
+            value = value.values()
+        elif kind is not list and kind is not tuple:
+            return find(self, value)
+        found: list[Any] = []
+        for one in value:
+            kind = type(one)
+            if kind is ir.Var:
+                found.append(one)
+            elif kind not in atoms:
+                found += self._rec_list_vars(one)
+        return found
+
+    return [(ir.Inst, "_rec_list_vars", variables)]
+
+
+def _rewrites_of_bytecode() -> list[Change]:
+    from numba.cuda.core import interpreter
+
+    def left_out(rewrite: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda func_ir: func_ir if _is_own(func_ir.func_id) else rewrite(func_ir)
+
+    names = "peep_hole_delete_with_exit", "peep_hole_fuse_dict_add_updates"
+    return [(interpreter, name, left_out(getattr(interpreter, name))) for name in names]
+
+
+def _blocks_of_ssa() -> list[Change]:
+    from numba.cuda.core import ssa
+
+    rewrite = ssa._run_block_rewrite  # noqa: SLF001
+    names: dict[int, tuple[Any, set[str]]] = {}  # of a block's variables, by the block's id, with the block's body
+
+    def named(block: Any) -> set[str]:
+        found = names.get(id(block))
+        if found is None or found[0] is not block.body:
+            found = names[id(block)] = block.body, {var.name for one in block.body for var in one.list_vars()}
+        return found[1]
+
+    def rewrite_where_named(blocks: Any, states: Any, handler: Any) -> Any:
+        name = states["varname"]
+        return {
+            label: rewrite({label: block}, states, handler)[label] if name in named(block) else block
+            for label, block in blocks.items()
+        }
+
+    return [(ssa, "_run_block_rewrite", rewrite_where_named)]
+
+
+def _variables_in_blocks() -> list[Change]:
+    from numba.cuda.core import ir
+    from numba.cuda.core.analysis import compute_use_defs, must_use_alloca
+    from numba.cuda.lowering import Lower
+
+    find = Lower._find_singly_assigned_variable  # noqa: SLF001
+
+    def find_singly_assigned(self: Any) -> None:
+        blocks = self.func_ir.blocks
+        if self.func_ir.func_id.is_generator:
+            find(self)
+            return
+        use_defs, assigned = compute_use_defs(blocks), Counter[str]()
+        for block in blocks.values():
+            assigned.update(one.target.name for one in block.body if isinstance(one, ir.assign_types))
+        defined = set().union(*use_defs.defmap.values())
+        shared = set().union(*use_defs.usemap.values()) | set(must_use_alloca(blocks))
+        self._singly_assigned_vars = {name for name in defined - shared if assigned[name] == 1}
+        self._blk_local_varmap = {}
+
+    return [(Lower, "_find_singly_assigned_variable", find_singly_assigned)]
+
+
+def _names_of_values() -> list[Change]:
+    from llvmlite.ir._utils import NameScope
+
+    def deduplicate(self: Any, name: str) -> str:
+        if name not in self._useset:
+            return name
+        number, numbered = self._basenamemap[name], name
+        while numbered in self._useset:
+            number += 1
+            numbered = f"{name}.{number}"
+        self._basenamemap[name] = number
+        return numbered
+
+    return [(NameScope, "deduplicate", deduplicate)]
+
+
+class _ErrorContext:
+    """Adds to an error of Numba's where it happened, as `errors.new_error_context`, which is a generator."""
+
+    __slots__ = ("_arguments", "_named", "_text")
+
+    def __init__(self, text: str, *arguments: Any, **named: Any) -> None:
+        self._text, self._arguments, self._named = text, arguments, named
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if error is not None and hasattr(error, "add_context"):
+            error.add_context(self._text.format(*self._arguments, **self._named))
+
+
+def _contexts_of_errors() -> list[Change]:
+    from numba.cuda import lowering
+    from numba.cuda.core import typeinfer
+
+    names = [(one, "new_error_context") for one in (lowering, typeinfer)]
+    return [(owner, name, _ErrorContext) for owner, name in names if hasattr(owner, name)]
+
+
 CHANGES: tuple[Callable[[], list[Change]], ...] = (
     _types_of_calls,
     _known_intrinsics,
@@ -231,4 +416,12 @@ CHANGES: tuple[Callable[[], list[Change]], ...] = (
     _live_variables,
     _runs_of_passes,
     _unneeded_passes,
+    _contexts,
+    _signatures_of_lowering,
+    _lists_of_variables,
+    _rewrites_of_bytecode,
+    _blocks_of_ssa,
+    _names_of_values,
+    _variables_in_blocks,
+    _contexts_of_errors,
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..kernels.step import Kernel
-from ..target import dotted
+from ..models.gpu_names import dotted
 from . import ahead, bundle, kernel_files
 from .compilation import LOG, Task, compile_all, log_compiled
 from .compiler import Cubin

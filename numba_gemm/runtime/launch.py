@@ -17,8 +17,9 @@ from ..kernels.step import Vector as VectorAt
 from ..simulator import scheduler
 from ..simulator.switch import SIMULATOR
 from .bound_product import BoundProduct
-from .device import OncePerKey, get_device
+from .device import get_device
 from .matrix import Matrix, Vector, at_address
+from .once_per_key import OncePerKey
 from .workspace import Workspace
 
 __all__ = ["Launched", "Simulated", "bind_product", "launch", "launch_product", "product_of", "simulated"]

@@ -20,7 +20,6 @@ nor others can write to it.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import shlex
@@ -191,6 +190,8 @@ class PrivateDirectory:
         The file stays: a process that waits for one that is deleted would hold a lock that nobody else sees. It is no
         lock of the directory itself because network file systems lock only what is open for writing.
         """
+        import fcntl  # Windows has none, where kernels still run on the simulator
+
         with self._open(name, os.O_RDWR | os.O_CREAT) as descriptor:
             _check(self.path / name, descriptor)
             with suppress(OSError):

@@ -1,9 +1,4 @@
-"""Multiplication of matrices in host memory that need not fit on the device.
-
-`streamed_sgemm` divides C into blocks and k into panels (`blocking`). While products run, it copies panels to the
-device and finished strips of C from it (`pipeline`), on queues of the device (`queues`), from and to ordinary,
-page-locked or file-backed memory (`host`). `prediction` predicts how long that takes.
-"""
+"""Multiplication of matrices in host memory that need not fit on the device."""
 
 from .blocking import Blocking
 from .pipeline import Done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -21,14 +22,9 @@ _REPLACED = {  # PyTorch's operators: dimensions of their matrices, and what com
     _aten.addmm.default: (2, OPERATORS.addmm.default),
     _aten.baddbmm.default: (3, OPERATORS.addmm.default),
 }
-# Operators that PyTorch composes of these, and that arrive whole in inference mode.
-_COMPOSED = {
-    _aten.matmul.default,
-    _aten.linear.default,
-    _aten.einsum.default,
-    _aten.tensordot.default,
-    _aten.chain_matmul.default,
-    _aten.linalg_multi_dot.default,
+_FUSED = {  # operators whose products no mode sees
+    _aten._transformer_encoder_layer_fwd.default,  # noqa: SLF001 -- a name of PyTorch's operators
+    _aten._native_multi_head_attention.default,  # noqa: SLF001
 }
 
 
@@ -37,9 +33,10 @@ def override(*, precision: PrecisionName = IEEE) -> Override:
 
     `mm`, `addmm`, `bmm` and `baddbmm` are replaced, and with them `matmul`, ``@``, `linear`, `einsum` and others that
     PyTorch composes of these. Everything else is left to PyTorch: other dtypes and devices, sparse tensors and
-    subclasses, products of vectors, variants with `out` or in place, and fused attention. A backward pass computes its
-    products in `precision` too if it runs inside the context. Under autocast, products that PyTorch casts are left to
-    it.
+    subclasses, products of vectors, variants with `out` or in place, and fused attention. Transformer layers of PyTorch
+    that run as one fused operator, as in evaluation mode without gradients, cause a warning. A backward pass computes
+    its products in `precision` too if it runs inside the context. Under autocast, products that PyTorch casts are left
+    to it.
 
     Intended for trying a precision on a model without edits: PyTorch calls Python for each operator in the context,
     which takes time on the host. For code compiled by `torch.compile`, use `matmul` and the like, or `external_matmul`.
@@ -84,11 +81,17 @@ class Override(TorchDispatchMode):
                 factors = [float(kwargs.get(name, 1)) for name in ("beta", "alpha")] if len(args) == 3 else [1.0]
                 with torch.no_grad():  # autograd records what PyTorch's own operator computes
                     return ours(*args, *factors, self._precision)
-        elif func in _COMPOSED and torch.is_inference_mode_enabled():
+        elif torch.is_inference_mode_enabled():  # operators that are composed of others arrive whole
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        if func in _FUSED and args[0].dtype == torch.float32:
+            warnings.warn(
+                f"{func} computes its products inside PyTorch, not in precision {self._precision!r}; call "
+                "torch.backends.mha.set_fastpath_enabled(False) to have them computed here",
+                stacklevel=2,
+            )
         return func(*args, **kwargs)
 
 

@@ -11,15 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..gemm.precision import IEEE
+from ..gemm.precision import IEEE, canonical
+from ..kernels.scalars import real
 from ..typing import PrecisionName
 from .operators import (
     OPERATORS,
     PLAIN,
     check_float32,
+    check_tensors,
     compute,
     compute_into,
     compute_sum,
+    expanded,
     refuse_tangents,
     tangents_are_possible,
 )
@@ -37,7 +40,8 @@ def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, precision: Precis
     Parameters
     ----------
     a, b : Tensor of shape (..., M, K), Tensor of shape (..., K, N); float32, on a CUDA device
-        Operands with any strides. Batch dimensions are broadcast. Vectors are refused.
+        Operands with any strides. Batch dimensions are broadcast. A vector is a row on the left and a column on the
+        right; the result does not have that dimension.
     out : Tensor of shape (..., M, N), float32, optional
         Tensor for the result, with any strides, in other memory than `a` and `b`.
     precision : str
@@ -66,11 +70,37 @@ def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, precision: Precis
     >>> matmul(x, w, precision="bf16x6").sum().backward()  # doctest: +SKIP
     """
     if out is None:
-        call: Any = compute if _direct(a, b) else OPERATORS.matmul.default
+        direct = _direct(a, b)
+        if not direct:
+            _check(precision, a=a, b=b)
+        if a.dim() == 1 or b.dim() == 1:
+            return _of_vectors(a, b, None, precision)
+        call: Any = compute if direct else OPERATORS.matmul.default
         return call(a, b, 1.0, precision)
-    call = compute_into if _direct(a, b, out) else OPERATORS.matmul_out.default
+    direct = _direct(a, b, out)
+    if not direct:
+        _check(precision, a=a, b=b, out=out)
+    if a.dim() == 1 or b.dim() == 1:
+        return _of_vectors(a, b, out, precision)
     _refuse_gradients("matmul", a, b, out)
+    call = compute_into if direct else OPERATORS.matmul_out.default
     call(out, a, b, 1.0, 0.0, precision)
+    return out
+
+
+def _of_vectors(a: Tensor, b: Tensor, out: Tensor | None, precision: PrecisionName) -> Tensor:
+    """Multiply a row or a column, as a matrix, without that dimension in the result."""
+    added = [-1] * (b.dim() == 1) + [-2] * (a.dim() == 1)
+    a, b = a.unsqueeze(0) if a.dim() == 1 else a, b.unsqueeze(1) if b.dim() == 1 else b
+    if out is None:
+        result = matmul(a, b, precision=precision)
+        for dim in reversed(added):
+            result = result.squeeze(dim)
+        return result
+    view = out
+    for dim in added:
+        view = view.unsqueeze(dim)
+    matmul(a, b, out=view, precision=precision)
     return out
 
 
@@ -117,16 +147,23 @@ def addmm(
     >>> a, b = torch.rand(64, 256, device="cuda"), torch.rand(256, 32, device="cuda")  # doctest: +SKIP
     >>> addmm(c, a, b, out=c)  # in place: c += a @ b  # doctest: +SKIP
     """
-    beta, alpha = float(beta), float(alpha)
+    beta, alpha = _factor("beta", beta), _factor("alpha", alpha)
     if out is None:
-        call: Any = compute_sum if _direct(input, a, b) else OPERATORS.addmm.default
+        direct = _direct(input, a, b)
+        if not direct:
+            _check(precision, input=input, a=a, b=b)
+        call: Any = compute_sum if direct else OPERATORS.addmm.default
         return call(input, a, b, beta, alpha, precision)
-    call = compute_into if _direct(input, a, b, out) else OPERATORS.matmul_out.default
+    direct = _direct(input, a, b, out)
+    if not direct:
+        _check(precision, input=input, a=a, b=b, out=out)
+    call = compute_into if direct else OPERATORS.matmul_out.default
     _refuse_gradients("addmm", input, a, b, out)
     if out is input or beta == 0:
         call(out, a, b, alpha, beta, precision)
         return out
     check_float32("input", input)
+    expanded(input, out.shape)
     if torch.compiler.is_compiling() or input.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():
         out.copy_(input)
         call(out, a, b, alpha, beta, precision)
@@ -140,7 +177,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: 
 
     Parameters
     ----------
-    x : Tensor of shape (..., M, K), float32, on a CUDA device
+    x : Tensor of shape (..., K), float32, on a CUDA device
         Input.
     weight : Tensor of shape (N, K), float32
         Weight; its transpose is not copied.
@@ -151,7 +188,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: 
 
     Returns
     -------
-    Tensor of shape (..., M, N)
+    Tensor of shape (..., N)
         A new tensor in row order.
 
     Raises
@@ -167,9 +204,38 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: 
     >>> x = torch.rand(64, 256, device="cuda")  # doctest: +SKIP
     >>> y = linear(x, layer.weight, layer.bias, precision="bf16x6")  # doctest: +SKIP
     """
+    given = {"x": x, "weight": weight} if bias is None else {"x": x, "weight": weight, "bias": bias}
+    check_tensors(**given)
+    for name, one in given.items():
+        check_float32(name, one)
+    if weight.dim() != 2:
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}; expected (N, K); pass a matrix, as weight[None] of one row"
+        )
     if bias is None:
         return matmul(x, weight.mT, precision=precision)
+    if bias.dim() and bias.shape != weight.shape[:1]:
+        raise ValueError(
+            f"bias has shape {tuple(bias.shape)}; expected ({weight.shape[0]},) for a weight of shape "
+            f"{tuple(weight.shape)}; pass such a vector, or None"
+        )
+    if x.dim() == 1:
+        return addmm(bias, x.unsqueeze(0), weight.mT, precision=precision).squeeze(0)
     return addmm(bias, x, weight.mT, precision=precision)
+
+
+def _factor(name: str, value: Any) -> float:
+    """Return beta or alpha as a float; raise TypeError if it is no number."""
+    if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
+        return float(value)
+    return real(name, value)
+
+
+def _check(precision: Any, **tensors: Any) -> None:
+    """Raise TypeError for arguments that an operator of PyTorch would refuse in its own words."""
+    check_tensors(**tensors)
+    if not isinstance(precision, str):
+        canonical(precision)
 
 
 def _direct(*tensors: Tensor) -> bool:

@@ -7,7 +7,7 @@ precision; ``numba_gemm::matmul_out`` writes to a given tensor and has none. The
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -26,9 +26,11 @@ __all__ = [
     "OPERATORS",
     "PLAIN",
     "check_float32",
+    "check_tensors",
     "compute",
     "compute_into",
     "compute_sum",
+    "expanded",
     "refuse_tangents",
     "tangents_are_possible",
 ]
@@ -41,13 +43,18 @@ PLAIN = (Tensor, torch.nn.Parameter)  # types whose memory is read
 def _on_host(a: Tensor, b: Tensor, out: Tensor | None = None, **options: Any) -> Tensor:
     """Compute a product of CPU tensors on the simulator; parameters are those of `tiled_sgemm`."""
 
-    def array(x: Tensor | None) -> Any:
-        if x is None or x.device.type != "cpu" or x.layout != torch.strided or x.is_quantized:
+    def array(x: Tensor | None, name: str = "out") -> Any:
+        if x is None or x.device.type != "cpu" or x.is_quantized:
             return x  # refused
+        if x.layout != torch.strided:
+            raise TypeError(
+                f"{name} is a PyTorch tensor of layout {x.layout}; expected torch.strided; pass {name}.to_dense()"
+            )
         return x if x.requires_grad and torch.is_grad_enabled() else x.detach().numpy()  # refused, as on a GPU
 
-    options["epilogue_args"] = [array(x) for x in options.get("epilogue_args", ())]
-    result = tiled_sgemm(array(a), array(b), array(out), **options)
+    vectors = options.get("epilogue_args", ())
+    options["epilogue_args"] = [array(x, f"epilogue_args[{i}]") for i, x in enumerate(vectors)]
+    result = tiled_sgemm(array(a, "a"), array(b, "b"), array(out), **options)
     return torch.from_numpy(result) if out is None else out
 
 
@@ -100,7 +107,7 @@ def compute_sum(
     if beta == 0:
         check_float32("input", input)
         result = compute(a, b, alpha, precision)
-        input.expand(result.shape)  # raises RuntimeError, as PyTorch's operator does, if it cannot be broadcast
+        expanded(input, result.shape)
         return result
     if beta == 1 and input.shape == b.shape[-1:] and _adds_in_kernel(max(a.get_device(), 0), precision):
         # With an epilogue, a batch is not computed as one taller matrix unless it is one.
@@ -116,7 +123,8 @@ def compute_sum(
         )
         return result.view(*a.shape[:-1], b.shape[-1]) if taller else result
     check_float32("input", input)
-    out = _empty(a, b).copy_(input)
+    out = _empty(a, b)
+    out.copy_(expanded(input, out.shape))
     return _sgemm(_matrix("a", a), _matrix("b", b), out, alpha=alpha, beta=beta, precision=precision)
 
 
@@ -141,11 +149,47 @@ def check_float32(name: str, x: Tensor) -> None:
         raise TypeError(f"{name} has dtype {x.dtype}; expected torch.float32; pass {name}.{remedy}")
 
 
+def check_tensors(**tensors: Any) -> None:
+    """Raise TypeError unless these are tensors of PyTorch."""
+    for name, x in tensors.items():
+        if isinstance(x, Tensor):
+            continue
+        if name == "out":
+            advice = "pass a tensor, or no out"
+        elif hasattr(x, "__dlpack__") and not hasattr(x, "__array_interface__"):
+            advice = f"pass torch.from_dlpack({name})"
+        elif hasattr(x, "__array_interface__") or isinstance(x, (int, float, list, tuple)):
+            advice = f"pass torch.as_tensor({name}, dtype=torch.float32, device={DEVICE!r})"
+        else:
+            advice = "pass a tensor"
+        raise TypeError(f"{name} is of type {type(x).__qualname__}; expected a torch.Tensor; {advice}")
+
+
+def expanded(input: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return what is added to a product, broadcast to its shape; raise ValueError if it cannot be."""
+    try:
+        return input.expand(shape)
+    except RuntimeError:
+        raise ValueError(
+            f"input has shape {tuple(input.shape)}; expected one that can be broadcast to {tuple(shape)}, the shape of "
+            "a @ b; pass a tensor of that shape, or a vector of its last extent"
+        ) from None
+
+
+def _check_device(name: str, x: Tensor, a: Tensor) -> None:
+    """Raise ValueError unless a tensor is where A is: PyTorch computes with tensors without data if any is one."""
+    if x.device != a.device:
+        raise ValueError(
+            f"{name} is on device {x.device} and a on {a.device}; expected one device; pass {name}.to(a.device)"
+        )
+
+
 def _empty(a: Tensor, b: Tensor) -> Tensor:
     """Return an uninitialised result; raise TypeError or ValueError for operands that do not fit."""
     for name, x in (("a", a), ("b", b)):
         check_float32(name, x)
         _matrix(name, x)
+        _check_device(name, x, a)
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; expected (..., M, K) and (..., K, N)")
     return a.new_empty((*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
@@ -157,10 +201,14 @@ def _fake(a: Tensor, b: Tensor, *_: Any) -> Tensor:
 
 def _fake_sum(input: Tensor, a: Tensor, b: Tensor, *_: Any) -> Tensor:
     check_float32("input", input)
-    return _empty(a, b).copy_(input)
+    out = _empty(a, b)
+    _check_device("input", input, a)
+    expanded(input, out.shape)
+    return out
 
 
 def _fake_out(out: Tensor, a: Tensor, b: Tensor, *_: Any) -> None:
+    _check_device("out", out, a)
     if out.shape != (expected := _empty(a, b).shape):
         raise ValueError(f"out has shape {tuple(out.shape)}; expected {tuple(expected)}; pass an out of that shape")
 

@@ -804,6 +804,7 @@ def test_c_is_copied_by_numba_to_addresses_behind_the_first(monkeypatch, layout,
 
         def setitem(self, key, value, stream):
             assert min(self.array.strides) > 0
+            assert key == ()  # Numba's arrays on a GPU take no Ellipsis
             self.array[key] = value.array
 
     monkeypatch.setattr(cuda, "from_cuda_array_interface", Assigned, raising=False)

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, assert_type
 
+import jax
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 import numba_gemm
+import numba_gemm.jax as of_jax
 import numba_gemm.torch as of_torch
 from numba_gemm import (
     GpuUnavailable,
@@ -145,11 +147,12 @@ plan(4, 4, 4, device=Gpu())
 plan(4, 4, 4, device=1.0)  # error: arg-type
 numba_gemm.clear_autotuned("cuda:1")
 
-# ------------------------------------------------------------------------------------------------ PyTorch, and the rest
+# ------------------------------------------------------------------------------------------ PyTorch, JAX, and the rest
 t: torch.Tensor = torch.ones(4, 4)
 of_torch.matmul(t, t, precision="bf16x6")
 of_torch.linear(t, t, None, precision="tf32")
 of_torch.external_matmul("tf32")
+of_torch.unfuse_addmm(torch.fx.Graph())
 with of_torch.override(precision="bf16x6"):
     t @ t
 of_torch.matmul(t, t, precision="bf16x7")  # error: arg-type
@@ -157,6 +160,9 @@ of_torch.addmm(t, t, t, precision="fp64")  # error: arg-type
 of_torch.linear(t, t, precision=name)  # error: arg-type
 of_torch.override(precision="fp64")  # error: arg-type
 of_torch.external_matmul("fp64")  # error: arg-type
+j: jax.Array = of_jax.matmul(jax.numpy.ones((4, 4)), a, precision=jax.lax.Precision.HIGHEST)
+of_jax.matmul(j, j, precision="BF16_BF16_F32_X6")
+of_jax.matmul(j, j, transpose=True)  # error: call-arg
 try:
     tiled_sgemm(a, b)
 except GpuUnavailable as error:

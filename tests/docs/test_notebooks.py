@@ -19,6 +19,8 @@ from support.compile_stages import compiler_environment
 
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.lab import notebook as lessons
+from numba_gemm.models.occupancy import LIMITS
+from numba_gemm.models.roofline import FP32_LANES_PER_SM
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 _spec = importlib.util.spec_from_file_location("run_notebooks", FOLDER / "run.py")
@@ -109,11 +111,11 @@ def test_stored_outputs_are_of_a_gpu(name):
     assert not [out for cell in stored.cells for out in cell.get("outputs", []) if out["output_type"] == "error"]
 
 
-def test_pictures_have_alternative_text():
-    """Those of the first notebook; the others get it when they are drawn again."""
-    cells = run.stored(NAMES[0]).cells
+@pytest.mark.parametrize("name", NAMES)
+def test_pictures_have_alternative_text(name):
+    cells = run.stored(name).cells
     drawn = [out for cell in cells for out in cell.get("outputs", []) if "image/png" in out.get("data", {})]
-    assert len(drawn) > 4
+    assert drawn
     for output in drawn:
         text = output.metadata["image/png"]["alt"]
         assert len(text) > 40
@@ -161,6 +163,7 @@ def test_a_prediction_is_compared(capsys):
     lessons.predict("gain", 20).reveal(12.97, model=16.6)
     lessons.predict("gain", np.float32(13)).reveal(12.97, model=12.97)
     lessons.predict("races", 3).reveal(0)
+    lessons.predict("latency", 500, unit="clocks").reveal(625, measured=True)
     said = capsys.readouterr().out.splitlines()
     assert said[:3] == [
         "sectors: you predict 8 per request",
@@ -171,6 +174,7 @@ def test_a_prediction_is_compared(capsys):
     assert said[4] == f"gain: you 20 | model 16.6 | measured 12.97 | {ratios}"
     assert said[6].endswith("measured 12.97 | yours is within 5%, the model's is correct")
     assert said[8].endswith("counted 0 | yours is not zero")
+    assert said[10] == "latency: you 500 | measured 625 clocks | yours is 0.8 times that"
 
 
 def test_a_notebook_runs_on_without_a_prediction(capsys):
@@ -187,24 +191,98 @@ def test_a_notebook_runs_on_without_a_prediction(capsys):
     assert said[4:] == [said[2].replace("'a lot'", "True"), "gain: no prediction | counted 1"]
 
 
-LESSONS = [*NAMES[1:3], NAMES[5]]  # in which the reader predicts
-
-
-@pytest.mark.parametrize("name", LESSONS)
-def test_a_lesson_asks_before_it_shows(name):
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_asks_before_it_shows(name):
     cells = [cell.source for cell in run.read(name).cells if cell.cell_type == "code"]
     text = "\n".join(cells)
     guesses = re.findall(r"^(\w+) = notebook\.predict\(", text, re.MULTILINE)
-    assert len(guesses) >= 3
+    assert len(guesses) >= (2 if name == NAMES[-1] else 3)
     for guess in guesses:
         asked, shown = (
             next(i for i, cell in enumerate(cells) if found in cell) for found in (f"{guess} =", f"{guess}.reveal(")
         )
         assert asked < shown, guess
-    assert "model=" in text, "prediction, model and measurement side by side"
-    assert re.search(r"assert np\.allclose\(.*@ ", text), "the same blocking in NumPy"
-    wide = [line for cell in cells[1:] for line in cell.splitlines() if len(line) > 88]
-    assert wide == []
+    assert text.count("notebook.predict(") == len(guesses)
+
+
+@pytest.mark.parametrize("name", NAMES[:10])
+def test_a_lesson_shows_the_model_beside_the_measurement(name):
+    text = "\n".join(cell.source for cell in run.read(name).cells if cell.cell_type == "code")
+    assert "model=" in text
+
+
+@pytest.mark.parametrize("name", NAMES[1:9])
+def test_a_lesson_has_the_same_in_numpy_and_one_whole_kernel(name):
+    cells = [cell.source for cell in run.read(name).cells if cell.cell_type == "code"]
+    assert re.search(r"assert np\.allclose\(.*@ ", "\n".join(cells))
+    listed = [re.fullmatch(r'notebook\.source\("(\w+)"(, function="\w+")?\)', cell) for cell in cells]
+    assert {match[1] for match in listed if match} & set(STAGES)
+    for cell in cells:
+        if "notebook.difference(" in cell:
+            assert "device_only=True" in cell
+        assert [line for line in cell.splitlines() if len(line) > 88] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_head_of_a_notebook_says_what_it_takes(name):
+    head = run.read(name).cells[0].source
+    assert re.match(r"# \d+\. .+\n\n\*Before this: (.|\n)+? Time: about (\d+) minutes\.", head)
+    minutes = re.search(r"about (\d+) minutes", head)[1]
+    table = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert re.search(rf"^\| \[{name}\]\({name}\.ipynb\) \|.*\| {minutes} \|$", table, re.MULTILINE)
+
+
+def test_the_course_takes_as_long_as_it_says():
+    table = (FOLDER / "README.md").read_text(encoding="utf-8")
+    minutes = [int(found) for found in re.findall(r"^\| \[\d.*\| (\d+) \|$", table, re.MULTILINE)]
+    assert len(minutes) == len(NAMES)
+    assert f"about {sum(minutes) / 60:.0f} hours" in table
+    assert sum(minutes[:5]) / 60 == pytest.approx(4, abs=0.5)
+
+
+def test_the_ladder_is_not_shown_before_it_is_climbed():
+    text = "\n".join(cell.source for cell in run.read(NAMES[0]).cells if cell.cell_type == "code")
+    assert "ladder_chart" not in text
+    assert re.findall(r"measure\((.*)\)", text) == ['"naive"']
+
+
+def test_the_glossary_names_the_notebooks_of_its_terms():
+    text = (FOLDER.parent / "docs" / "glossary.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^- (\*\*(?:.|\n(?!- |\n))+)", text, re.MULTILINE)
+    assert len(entries) > 50
+    books = [
+        " ".join("".join(cell.source for cell in run.read(name).cells).replace("#", "").split()).lower()
+        for name in NAMES
+    ]
+    for entry in entries:
+        entry = " ".join(entry.split())
+        for part in re.finditer(r"((?:(?!\(\d).)*)\((\d+(?:, \d+)*)\)", entry):
+            terms = re.findall(r"\*\*(.+?)\*\*", part[1])
+            for number in map(int, part[2].split(", ")):
+                for term in terms[:1]:
+                    word = term.split(",")[0].lower().rstrip("s")
+                    assert word in books[number], f"{term} in notebook {number}"
+
+
+def test_the_glossary_has_the_limits_of_the_models():
+    text = (FOLDER.parent / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    heads = next(row for row in rows if row[1:] and row[1] == "7.5")[1:]
+    found = {row[0]: row[1:] for row in rows if len(row) == len(heads) + 1}
+    for place, head in enumerate(heads):
+        for cc in (tuple(map(int, one.split("."))) for one in head.split(", ")):
+            limits = LIMITS[cc]
+            expected = (str(FP32_LANES_PER_SM[cc]), str(limits.warps), str(limits.shared // 1024))
+            assert tuple(row[place] for row in list(found.values())[1:4]) == expected, head
+
+
+def test_a_cell_that_cannot_run_shows_its_recorded_output():
+    texts = run.labelled(run.stored("11_in_use"))
+    assert len(texts) > 8
+    for label, text in texts.items():
+        assert lessons.recorded_output("11_in_use", label) == text
+    with pytest.raises(KeyError):
+        lessons.recorded_output("11_in_use", "nothing")
 
 
 def test_an_answer_is_checked(capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import types
 import weakref
 
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 from support.array_libraries import (
     CupyArray,
+    MemoryPointer,
     NumbaArray,
+    NumbaView,
     Tensor,
     aligned_empty,
     changed,
@@ -483,7 +486,7 @@ def test_number_of_remembered_calls_is_bounded(torch, monkeypatch):
 
 
 @pytest.mark.usefixtures("others")
-@pytest.mark.parametrize("make", [CupyArray, NumbaArray])
+@pytest.mark.parametrize("make", [CupyArray, NumbaArray, NumbaView])
 def test_fast_path_of_other_libraries(gpu, checked, make):
     multiply = plan(4, 8, 12, stage="naive")
     for turn in range(3):
@@ -493,6 +496,23 @@ def test_fast_path_of_other_libraries(gpu, checked, make):
         check(out.x, a, b, beta=turn, c=c)
         assert gpu.launches[-1].stream == (40 if make is CupyArray else 0)
     assert len(checked) <= 2, "the addresses of NumPy's arrays differ in their boundaries"
+
+
+@pytest.mark.usefixtures("others")
+def test_plan_of_numba_arrays_of_own_and_others_memory(gpu, checked, monkeypatch):
+    """Views in others' memory are arrays of the same class."""
+    monkeypatch.setattr(gpu, "computes", False)
+    multiply = plan(4, 8, 12, stage="naive")
+    x, y, z = (on_boundary(x) for x in operands())
+    for foreign in itertools.product((False, True), repeat=3):
+        a, b, out = (NumbaArray(x) for x in (x, y, z))
+        for one, replaced in zip((a, b, out), foreign, strict=True):
+            if replaced:
+                one.gpu_data = MemoryPointer(one.x.ctypes.data)
+        multiply(a, b, out)
+        assert (gpu.launches[-1].a[0], gpu.launches[-1].b[0]) == (x.ctypes.data, y.ctypes.data)
+        assert gpu.launches[-1].c[0] == z.ctypes.data
+    assert len(checked) == 1
 
 
 @pytest.mark.usefixtures("others")
@@ -674,7 +694,7 @@ def test_plans_take_no_other_extents(torch, gpu):
     assert len(gpu.launches) == 1
 
 
-LIBRARIES = {"Numba": NumbaArray, "CuPy": CupyArray, "PyTorch": Tensor}
+LIBRARIES = {"Numba": NumbaArray, "Numba, others' memory": NumbaView, "CuPy": CupyArray, "PyTorch": Tensor}
 # Changes of one array: functions of a constructor and the elements.
 ARRAY_CHANGES = {
     "by columns": lambda make, x: make(on_boundary(x.T).T),
@@ -706,8 +726,8 @@ ON_DEVICE_ONE = set()
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_call_with_a_changed_array(torch, others, gpu, checked, monkeypatch, library, change, which):
     make = LIBRARIES[library]
-    kinds = {"Numba": libraries.NumbaArrays, "CuPy": libraries.CupyArrays, "PyTorch": torch_tensors.TorchTensors}
-    monkeypatch.setattr(arrays, "KINDS", tuple(kind() for kind in kinds.values()))
+    kinds = libraries.NumbaArrays, libraries.CupyArrays, torch_tensors.TorchTensors
+    monkeypatch.setattr(arrays, "KINDS", tuple(kind() for kind in kinds))
     monkeypatch.setattr(libraries, "device_count", lambda: 2)
     monkeypatch.setattr(devices, "device_count", lambda: 2)
     monkeypatch.setattr(libraries, "pointer_device", lambda name, pointer: int(pointer in ON_DEVICE_ONE))

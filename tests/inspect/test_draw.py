@@ -17,6 +17,7 @@ from numba_gemm.inspect.register_tile import RegisterTile
 draw = pytest.importorskip("numba_gemm.inspect.draw")
 pytest.importorskip("matplotlib")
 from matplotlib.colors import to_hex, to_rgb  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
 
 simulator = pytest.mark.simulator
 RECORDED = Path(__file__).resolve().parents[2] / "results" / "h200" / "latest"
@@ -419,6 +420,13 @@ def test_alternative_texts_say_what_is_drawn(naive):
     assert "A, 64 × 8: 256 elements; loaded 1× each; a request: 32 sectors, 4 would do" in text
     text = draw.alt_text(draw.thread_map(naive, "c", "store"))
     assert text.startswith("naive: threads that store c; warps outlined and numbered. horizontal axis: column. ")
+    figure = Figure()
+    upper, lower = figure.subfigures(2, 1)
+    upper.suptitle("recorded")
+    lower.suptitle("measured")
+    upper.add_subplot(xlabel="us").barh(["in order", "reversed"], [1, 2])
+    lower.add_subplot(yscale="log").plot([1e-5, 1])
+    assert draw.alt_text(figure) == "recorded. measured. horizontal axis: us. rows: in order, reversed"
 
 
 @simulator

@@ -94,6 +94,7 @@ def speeds():
     return cube / 1e3, pd.read_csv(RESULTS / "precisions" / "tensor_ladder.csv").set_index("stage")["tflops"]
 
 
+# `one_warp` computes in another precision than the stages that follow.
 @pytest.mark.parametrize(("before", "after"), [pair for pair in RUNGS if "one_warp" not in pair])
 def test_a_rung_is_faster_or_says_why_not(before, after):
     speed = next(found for found in speeds() if after in found.index)

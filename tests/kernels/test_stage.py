@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -32,6 +34,16 @@ COMPLETE = [stage for stage in STAGES.values() if isinstance(stage, TensorStage)
 
 def name_of(stage):
     return stage.name
+
+
+@pytest.mark.parametrize("first", [True, 1])
+def test_a_variant_given_as_bool_is_the_number(first):
+    """Equal variants have equal kernels, also on disk, where their `repr` counts."""
+    stage = replace(STAGES["naive"])
+    stage.kernel_of(stage.configs[0], first)
+    found = [stage.kernel_of(stage.configs[0], variant) for variant in (True, 1)]
+    assert [repr(kernel.variant) for kernel in found] == ["1", "1"]
+    assert found[0] is found[1]
 
 
 def numbered(place, rows, cols):
@@ -129,9 +141,9 @@ def test_pieces_of_a_batch(stage, data):
     steps = [data.draw(st.sampled_from([0, 4096, -4096, 4100]), "step") for _ in range(2)] + [4104]
     batch = Batch((1, 1, matrices), *((0, 0, step) for step in steps))
     product = Product(dense("N", 32, 16), dense("N", 16, 24), dense("N", 32, 24), batch)
-    most, most_bytes = data.draw(st.integers(1, 12), "MAX_MATRICES"), data.draw(st.integers(1, 1 << 19), "bytes")
+    most, most_bytes = data.draw(st.integers(1, 12), "MAX_GRID_Y"), data.draw(st.integers(1, 1 << 19), "bytes")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_stage, "MAX_MATRICES", most)
+        patch.setattr(tensor_stage, "MAX_GRID_Y", most)
         patch.setattr(tensor_stage, "MAX_PARTS_BYTES", most_bytes)
         pieces = [*stage.pieces(config, product, precision, GPU)]
     begin = 0

@@ -764,7 +764,7 @@ def test_a_batch_is_launched_in_pieces(launched, monkeypatch):
     monkeypatch.setattr(tensor_stage, "MAX_PARTS_BYTES", 1)
     assert pieces() == [1] * 7
     monkeypatch.setattr(tensor_stage, "MAX_PARTS_BYTES", 1 << 60)
-    monkeypatch.setattr(tensor_stage, "MAX_MATRICES", 5)
+    monkeypatch.setattr(tensor_stage, "MAX_GRID_Y", 5)
     assert pieces() == [5, 2]
 
 
@@ -1384,7 +1384,7 @@ def test_a_batch_has_the_bits_of_its_matrices(precision, a_batch, b_batch, k, mo
     import torch
 
     from numba_gemm import tiled_sgemm
-    from numba_gemm.runtime.frame import Frame
+    from numba_gemm.runtime import frame
 
     a, b = torch.randn(*a_batch, 40, k, device="cuda"), torch.randn(*b_batch, k, 36, device="cuda")
     x, y = torch.broadcast_tensors(a[..., 0, 0], b[..., 0, 0])[0].shape, TENSOR_PRECISIONS[precision]
@@ -1392,13 +1392,13 @@ def test_a_batch_has_the_bits_of_its_matrices(precision, a_batch, b_batch, k, mo
     expected = torch.empty(*x, 40, 36, device="cuda")
     for place in np.ndindex(*x):
         tiled_sgemm(wide_a[place], wide_b[place], expected[place], precision=precision)
-    launches, enqueue = [], Frame.launch
+    launches, functions = [], frame.raw
 
-    def counting(self, stream):
-        launches.extend(self._calls)
-        enqueue(self, stream)
+    def counting(*arguments):
+        launches.append(arguments)
+        return functions("cuLaunchKernelEx")(*arguments)
 
-    monkeypatch.setattr(Frame, "launch", counting)
+    monkeypatch.setattr(frame, "raw", lambda name: counting if name == "cuLaunchKernelEx" else functions(name))
     assert torch.equal(tiled_sgemm(a, b, precision=precision, epilogue=same), expected)
     outer = 2 if len(x) == 2 and a_batch == (2, 1) else 1
     each = 3 if y.scaled else 2

@@ -10,7 +10,7 @@ import pytest
 from support.recorded_launches import record_launches
 
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product, dense
-from numba_gemm.kernels.stage import Gpu
+from numba_gemm.kernels.stage import MAX_GRID_Y, Gpu
 from numba_gemm.kernels.step import MapOf, Moving, Slot
 from numba_gemm.kernels.tensor_core import (
     TENSOR_PRECISIONS,
@@ -21,7 +21,6 @@ from numba_gemm.kernels.tensor_core import (
     tma_stage,
 )
 from numba_gemm.kernels.tensor_core.config import ROW_BYTES
-from numba_gemm.kernels.tensor_core.stage import MAX_MATRICES
 from numba_gemm.kernels.tensor_core.tma_stage import TmaVariant, describable, tma_operands
 from numba_gemm.models.accuracy import TENSOR_BOUNDS
 from numba_gemm.runtime import bound_product, kernel_key
@@ -120,7 +119,7 @@ def test_extents_beyond_coordinates():
 
 
 def test_largest_batch():
-    for count, fits in ((MAX_MATRICES, True), (MAX_MATRICES + 1, False)):
+    for count, fits in ((MAX_GRID_Y, True), (MAX_GRID_Y + 1, False)):
         found = tma_operands(product_of(layout_of(16, 16), layout_of(16, 16), BATCH._replace(extents=(1, 1, count))))
         assert (found is not None) == fits
 

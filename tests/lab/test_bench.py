@@ -5,7 +5,9 @@ import io
 import json
 import math
 import os
+import re
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -171,8 +173,8 @@ class TestCommandLine:
             (["--sizes", "huge"], "invalid choice"),
             (["--rounds", "0"], "is not at least 1"),
             (["--hot", "--cold"], "not allowed with"),
-            (["--stages", "naive,fast"], "unknown stage fast; known are naive, coalesced"),
-            (["--stages", ","], "names no stage"),
+            (["--stages", "naive,fast"], "invalid choice: 'fast'; expected one of naive, coalesced"),
+            (["--stages", ","], "',' names nothing"),
             (["--seed", "-1"], "is not from 0 to"),
             (["--compare", "no/such/folder"], "no results at"),
             (["--commit", "main"], "'main' is no commit"),
@@ -448,7 +450,7 @@ class TestContenders:
     def labels(line, simulated=False):
         names, precisions = line
         selected = contenders.select_contenders(
-            experiment.stage_names(names), simulated=simulated, precisions=experiment.precision_names(precisions)
+            names or experiment.DEFAULT_STAGES, simulated=simulated, precisions=experiment.precision_names(precisions)
         )
         return [(one.stage, one.precision, one.config) for one in selected]
 
@@ -473,7 +475,10 @@ class TestContenders:
 
     def test_labels_are_distinct(self):
         selected = contenders.select_contenders(
-            contenders.known_stages(), simulated=True, all_configs=True, precisions=experiment.precision_names(["all"])
+            (*kernels.STAGES, *results.NOT_STAGES),
+            simulated=True,
+            all_configs=True,
+            precisions=experiment.precision_names(["all"]),
         )
         labels = [one.label for one in selected]
         assert len(labels) == len(set(labels))
@@ -498,6 +503,7 @@ class TestVerdicts:
             block=lambda config: (32, 1),
         )
         monkeypatch.setitem(kernels.STAGES, name, broken)
+        monkeypatch.setitem(experiment.EXPERIMENT.allowed, "stages", kernels.STAGES)
         code = cli.main([f"--stages=coalesced,{name}", "--shape=16,12,9", f"--out={tmp_path}", "--seed=1"])
         printed = " ".join(capsys.readouterr().out.split())
         assert code == 1
@@ -1387,12 +1393,13 @@ class TestReadme:
 
     @pytest.fixture
     def tensor_folder(self, folder):
-        """Write the files of `bench.tensor_ladder` for three stages, and the sources of two."""
+        """Write the files of `bench.tensor_ladder` for four stages, and the sources of two."""
         place = folder / "latest" / published.PRECISIONS_FOLDER
         save(gpu_frame(), ENVIRONMENT, place)
         where = {"m": 64, "n": 64, "k": 64}
         rows = [{"stage": results.CUBLAS, "precision": "ieee", "tflops": 40.0, "ratio_to_cublas": 1.0}]
         rows += [{"stage": published.DECOMPOSE, "precision": "bf16x6", "ratio_to_cublas": 9.0}]
+        rows += [{"stage": "one_warp", "precision": "bf16", "tflops": 4.0, "ratio_to_cublas": 0.1}]
         for i, name in enumerate(("one_warpgroup", "bulk_copies", "persistent")):
             speed = 80.0 * 1.25**i
             rows.append({"stage": name, "precision": "bf16x6", "tflops": speed, "ratio_to_cublas": speed / 40})
@@ -1403,7 +1410,7 @@ class TestReadme:
         frame = pd.DataFrame(special, columns=["precision", "value", "rows", "times_as_long"]).assign(**where)
         frame.to_csv(place / "special_values.csv", index=False)
         (folder / "tensor_core").mkdir()
-        for name in ("bulk_copies", "decompose", "sums"):
+        for name in ("one_warp", "bulk_copies", "decompose", "sums"):
             (folder / "tensor_core" / f"{name}.py").write_text(f'"""{name}: some.\n\nLimits: many.\n"""\n')
         return folder
 
@@ -1414,14 +1421,22 @@ class TestReadme:
         assert self.run(tensor_folder, place) == 0
         assert self.run(tensor_folder, place, "--check") == 0
         made = (tensor_folder / "README.md").read_text(encoding="utf-8")
-        (line,) = (line for line in made.splitlines() if line.startswith("| `bulk_copies` |"))
-        assert [cell.strip() for cell in line.split("|")[2:-1]] == ["100.0", "2.50", "1.25x", "1e-08", "1e-07"]
+        cells = {line.split("|")[1].strip(): line for line in made.splitlines() if line.startswith("| `")}
+        cells = {name: [cell.strip() for cell in line.split("|")[2:-1]] for name, line in cells.items()}
+        assert cells["`bulk_copies`"] == ["100.0", "2.50", "1.25x", "1e-08", "1e-07"]
+        assert cells["`one_warp` in `bf16`"] == ["4.0", "0.10", "–", "1e-08", "1e-07"]
+        assert cells["`one_warpgroup`"] == ["80.0", "2.00", "–", "1e-08", "1e-07"]
         assert "100 us more, 50 % of `persistent`'s time" in made
         assert "3.00 with 1 row, 40.00 with 64 rows. When they contain an infinity: 80.00 with 64 rows. `ieee`" in made
         assert "takes 2.00 times as long" in made
         stage = (tensor_folder / "tensor_core" / "bulk_copies.py").read_text()
         assert "100.0 TFLOP/s of bf16x6 at 64x64x64" in stage
-        assert "1.25 times\n    one_warpgroup" in stage or "1.25 times one_warpgroup" in stage
+        assert "1.25 times one_warpgroup" in " ".join(stage.split())
+        first = " ".join((tensor_folder / "tensor_core" / "one_warp.py").read_text().split())
+        assert (
+            "Measured: 4.0 TFLOP/s of bf16 at 64x64x64 on an NVIDIA Test GPU, 0.10 of cuBLAS SGEMM in the same run; 90"
+            in first
+        )
         for other in ("decompose", "sums"):
             assert "Measured" not in (tensor_folder / "tensor_core" / f"{other}.py").read_text()
 
@@ -1441,6 +1456,37 @@ class TestReadme:
             assert "up to 40 times as long when rows of A contain NaN, and up to 80 times" in made
             assert ("power cap" in made) is (share is not None)
             assert share is None or f"are {share} of those given here" in made
+
+    def test_precisions_alone(self, tmp_path):
+        """Once contenders were measured alone, the pages state these ratios only, and nothing about turns."""
+        folder = tmp_path / "latest"
+        shutil.copytree(readme.RESULTS_FOLDER, folder)
+        table = folder / published.PRECISIONS_FOLDER / "results.csv"
+        frame = pd.read_csv(table)
+        public = frame["stage"].isin(("auto", "cublas")) & frame["median_us"].notna()
+        slower = frame["precision"].map({"ieee": 1.0, "bf16x6": 1.25}).fillna(1.5)
+        frame.loc[public, "steady_us"] = slower * frame["median_us"]
+        frame.loc[public, "steady_gflops"] = frame["gflops"] / slower
+        frame.loc[public, "steady_ratio_to_cublas"] = 3.0 / slower
+        frame.to_csv(table, index=False)
+        found = published.Published(folder)
+        summary, shown, targets = (
+            GENERATORS[name](found) for name in ("precision_summary", "precisions", "precision_targets")
+        )
+        for text in (summary, shown):
+            assert "each contender alone at its steady state" in text
+            assert "alone until its clock had settled" in text
+        assert re.findall(r"`(\w+)` [\d.]+ \(([\d.]+)\)", summary) == (
+            [("bf16x6", "2.40"), ("fp16x3", "2.00"), ("tf32", "2.00")]
+        )
+        assert re.search(r"\| `bf16x6` \|( [\d.]+ \(2\.40\) \|){5}", shown)
+        assert "| ≥ 2.3 | 2.4 | " in targets
+        assert "| ≥ 3.6 | **2**, missed | " in targets
+        for page in readme.PAGES[0], readme.PAGES[2]:
+            text = readme.generate(page, found)
+            for block in ("headline", "tensor_ladder"):  # of the FP32 stages, and in turns
+                text = re.sub(f"<!-- results:begin {block} -->.*results:end {block} -->", "", text, flags=re.DOTALL)
+            assert not re.search("took turns|take turns|in turns with other|burst|flatter|given here", text)
 
     @pytest.mark.parametrize("block", ["tensor_ladder", "special_values"])
     def test_what_was_not_measured_is_named(self, block, folder, capsys):

@@ -352,7 +352,7 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
-            (["--only", "fast"], "there is no group fast; expected some of seed, cubes"),
+            (["--only", "fast"], "invalid choice: 'fast'; expected one of seed, cubes"),
             (["--shapes", "0"], "is not at least 1"),
             (["--seed", "-1"], "is not from 0 to 4294967295"),
             (["--seed", "4294967296"], "is not from 0 to 4294967295"),

@@ -54,14 +54,15 @@ def test_a_step(found):
         speed_over_torch=[1.0, 2.475],
         output_error=[1e-6, 2.2e-7],
         gradient_error=[3e-6, 4e-7],
+        products=[0, 12],
         first_s=[0.1, 3.25],
     )
     text = torch_tables.torch_step(published)
     assert "width 2048, 1024 tokens" in text
     assert "Some GPU" in text
     assert lines(text) == [
-        "| torch | 10.0 | 1.00 | 1e-06 | 3e-06 | 0.1 |",
-        "| override bf16x6 | 4.0 | 2.48 | 2.2e-07 | 4e-07 | 3.2 |",
+        "| torch | 10.0 | 1.00 | 0 | 1e-06 | 3e-06 | 0.1 |",
+        "| override bf16x6 | 4.0 | 2.48 | 12 | 2.2e-07 | 4e-07 | 3.2 |",
     ]
 
 

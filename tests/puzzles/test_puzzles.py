@@ -17,7 +17,7 @@ from support import compile_puzzles
 from support.offline import offline
 from support.wrong_kernels import WRONG
 
-from numba_gemm import command
+from numba_gemm import __main__ as command
 from numba_gemm.puzzles import PUZZLES, check, puzzle
 from numba_gemm.puzzles.checker import CORRECT_POINTS, MOST_POINTS, Verdict
 from numba_gemm.puzzles.progress import Directory

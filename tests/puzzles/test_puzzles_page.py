@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.wrong_kernels import WRONG
 
-from numba_gemm import command
+from numba_gemm import __main__ as command
 from numba_gemm.puzzles import PUZZLES, puzzle
 from numba_gemm.puzzles.record import LIMITS
 

@@ -16,7 +16,6 @@ from numba_gemm.runtime.kernel_key import key
 CC = (9, 0)
 KERNELS = [stage.kernel_of(stage.configs[0], True) for stage in list(STAGES.values())[:5]]
 TASKS = [(kernel, CC) for kernel in KERNELS]
-pytestmark = pytest.mark.filterwarnings("error")
 
 
 @pytest.fixture
@@ -231,7 +230,7 @@ def test_workers_are_stopped_at_exit(machine):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:os.fork:RuntimeWarning")  # Python's, JAX's
 def test_a_forked_process_waits_for_nothing(machine):
     compile_ahead(KERNELS)
     child = os.fork()

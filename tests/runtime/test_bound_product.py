@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+import types
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -19,13 +20,13 @@ from support.operands import LAYOUTS, NAN, REPEATING, check, filled
 
 from numba_gemm.kernels import STAGES
 from numba_gemm.kernels import stage as stages
-from numba_gemm.kernels.ladder.stage import PartitionLayout, default_partition
+from numba_gemm.kernels.ladder.stage import ANY, PartitionLayout, default_partition
 from numba_gemm.kernels.product import Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Gpu, Partition
 from numba_gemm.kernels.step import Moving, Slot
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import driver as driver_module
-from numba_gemm.runtime import launch, tensor_maps
+from numba_gemm.runtime import launch, once_per_key, tensor_maps
 from numba_gemm.runtime.bound_product import NoRoomForMaps
 from numba_gemm.runtime.compiler import Cubin
 from numba_gemm.runtime.frame import Frame, FrameLayout
@@ -318,7 +319,7 @@ def test_configurations_that_come_and_go_are_told_apart(gpu):
     for pad in range(0, 160, 4):
         run(a, b, c, config=CONFIG.replace(pad=pad))
         assert gpu.launches[-1].shared == CONFIG.replace(pad=pad).dynamic_shared
-    once = devices.OncePerKey(lambda config: config.pad)
+    once = once_per_key.OncePerKey(lambda config: config.pad)
     for _ in range(3):
         for pad in range(1, 160, 4):
             assert once(CONFIG.replace(pad=pad)) == pad
@@ -332,7 +333,7 @@ def test_kernel_is_built_once_by_concurrent_threads():
         begun.wait(0.2)  # others ask meanwhile
         return object()
 
-    once = devices.OncePerKey(make)
+    once = once_per_key.OncePerKey(make)
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(lambda _: once("kernel"), range(4)))) == 1
     assert made == ["kernel"]
@@ -341,8 +342,8 @@ def test_kernel_is_built_once_by_concurrent_threads():
 def test_number_of_kept_epilogues_is_bounded(monkeypatch):
     """Kernels without an epilogue stay, and so do the epilogues made last."""
     made = []
-    once = devices.OncePerKey(lambda key: made.append(key) or key)
-    monkeypatch.setattr(devices, "MAX_EPILOGUES", 3)
+    once = once_per_key.OncePerKey(lambda key: made.append(key) or key)
+    monkeypatch.setattr(once_per_key, "MAX_EPILOGUES", 3)
     plain = [NAIVE.kernel(CONFIG, BASE._replace(epilogue=None)), STREAM_K.kernel(CONFIG, BASE._replace(epilogue=None))]
     others = [STREAM_K.kernel(CONFIG, BASE._replace(epilogue=one)) for one in (abs, min, max, sum)]
     others.append(PERSISTENT.kernel(PERSISTENT.configs[0], BASE._replace(epilogue=pow), "bf16x6"))
@@ -369,16 +370,16 @@ def test_no_kernel_is_loaded_twice(monkeypatch):
 
     monkeypatch.setattr(driver_module, "call", call)
     monkeypatch.setattr(driver_module, "device_scope", lambda device: nullcontext())
-    monkeypatch.setattr(driver_module, "_loaded", {})
+    monkeypatch.setattr(devices, "device_properties", lambda device: devices.SIMULATED_DEVICE)
+    monkeypatch.setattr(devices.kernel_cache, "fetch", lambda kernel, cc: types.SimpleNamespace(cubin=cubins[kernel]))
+    device, other_device = devices.Device(0), devices.Device(1)
     one = Cubin("k", b"code", "", "", 0, 0, 0, 0, 0, (9, 0))
-    others = (
-        (replace(one, code=b"other"), 0),
-        (replace(one, name="other"), 0),
-        (one, 1),
-        (one, 0, 100 << 10),
-    )
-    handles = [driver_module.load_kernel(*arguments) for arguments in ((one, 0), *others, *others, (one, 0))]
-    assert handles == [1, 2, 3, 4, 5, 2, 3, 4, 5, 1]
+    kernels = [replace(NAIVE.kernel_of(CONFIG, ANY), name=str(i)) for i in range(4)]
+    kernels.append(replace(kernels[0], dynamic_shared=100 << 10))
+    cubins = dict(zip(kernels, (one, one, replace(one, code=b"other"), replace(one, name="other"), one), strict=True))
+    handles = [device._load(kernel).handle for kernel in (*kernels, *kernels)]
+    assert handles == [1, 1, 2, 3, 4] * 2
+    assert [other_device._load(kernel).handle for kernel in kernels[:2]] == [5, 5]
     assert len(loaded) == 5
 
 

@@ -149,19 +149,20 @@ class Driver:
         return {"cuLaunchKernelEx": self.launch, "cuCtxGetCurrent": self.get_current}[name]
 
     def launch(self, config, handle, place, extra):
-        assert extra.value is None
-        given = LaunchConfig.from_address(config.value)
+        assert extra is None
+        config, handle, place = (ctypes.addressof(pointer._obj) for pointer in (config, handle, place))
+        given = LaunchConfig.from_address(config)
         step = self.steps[len(self.launched) % len(self.steps)]
         overlaps = False
         if given.attribute_count:
             assert given.attributes == ctypes.addressof(frames.OVERLAPPING)
             overlaps = frames.OVERLAPPING.value[0] == 1
         shape = tuple(given.grid), tuple(given.block), given.shared, overlaps
-        self.launched.append((handle.value, *shape, given.stream or 0, parameters(step, place.value)[1]))
+        self.launched.append((handle, *shape, given.stream or 0, parameters(step, place)[1]))
         return self.status
 
     def get_current(self, place):
-        ctypes.c_void_p.from_address(place.value).value = self.context
+        place._obj.value = self.context
         return 0
 
 

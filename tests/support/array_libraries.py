@@ -106,6 +106,21 @@ class NumbaArray:
         self.device_ctypes_pointer = self.gpu_data.device_ctypes_pointer
 
 
+class MemoryPointer:
+    """Memory that Numba has not allocated; `device_pointer` is all that is read of it."""
+
+    def __init__(self, pointer):
+        self.device_pointer = pointer
+
+
+class NumbaView(NumbaArray):
+    """A Numba array in memory of another library, as `numba.cuda.as_cuda_array` makes it."""
+
+    def __init__(self, x, stream=0):
+        super().__init__(x, stream)
+        self.gpu_data = MemoryPointer(x.ctypes.data)
+
+
 @pytest.fixture
 def no_calls(gpu, monkeypatch):
     """Caches of calls, probes and epilogues, all empty."""
@@ -179,6 +194,7 @@ def others(no_calls, monkeypatch):
         ),
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setattr(sys.modules["numba.cuda"], "MemoryPointer", MemoryPointer, raising=False)
     monkeypatch.setattr(libraries, "pointer_device", lambda name, pointer: 0)
     monkeypatch.setattr(arrays, "KINDS", (libraries.NumbaArrays(), libraries.CupyArrays()))
     monkeypatch.setattr(arrays.streams, "wait_for", lambda *_: None)

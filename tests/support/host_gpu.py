@@ -146,7 +146,7 @@ class HostGpu:
         return getattr(self, f"raw_{name}")
 
     def raw_cuCtxGetCurrent(self, place):
-        ctypes.c_void_p.from_address(place.value).value = self.current
+        place._obj.value = self.current
         return 0
 
     def raw_cuStreamGetId(self, stream, identity):
@@ -162,12 +162,13 @@ class HostGpu:
         if self.status:
             return self.status
         assert self.current is not None, "no context is current"
-        assert extra.value is None
-        kernel, layout = self.kernels[handle.value], LaunchConfig.from_address(config.value)
+        assert extra is None
+        config, handle, table = (ctypes.addressof(pointer._obj) for pointer in (config, handle, table))
+        kernel, layout = self.kernels[handle], LaunchConfig.from_address(config)
         grid, block, stream = tuple(layout.grid), tuple(layout.block), layout.stream or 0
         arguments = self._arguments(kernel, table)
         overlaps = self._overlaps(layout)
-        did = Launched(kernel.name, handle.value, grid, block, layout.shared, stream, overlaps, arguments)
+        did = Launched(kernel.name, handle, grid, block, layout.shared, stream, overlaps, arguments)
         self.pause(0.0005)  # others run
         self.launches.append(did)
         if self.computes and kernel.signature is ladder.signature:
@@ -192,7 +193,7 @@ class HostGpu:
         """Read all parameters; of a scalar, the four bytes that the kernel reads."""
         sizes = parameters(kernel)
         count = sum(max(size, 1) for size in sizes.values())
-        pointers, found = iter((ctypes.c_void_p * count).from_address(table.value)), {}
+        pointers, found = iter((ctypes.c_void_p * count).from_address(table)), {}
         for name, size in sizes.items():
             if size == SCALAR:
                 found[name] = ctypes.c_float.from_address(next(pointers)).value

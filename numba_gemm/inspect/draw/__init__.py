@@ -1,14 +1,4 @@
-"""Plots of recorded traces, of registers and memories, and of measured speeds; docs/tracing.md shows how to call them.
-
-Each function returns a matplotlib Figure, about 700 pixels wide. ``savefig`` writes it to a file; a notebook shows it
-after ``%matplotlib inline``.
-
-All figures use the same colours. A is blue, B orange and C green, and so are their shared tiles: the first letter of an
-array's name decides (`colour`). Counts are a ramp from near white to that colour (`ramp`), and threads of a warp are
-shades around it (`shades`). Warps, and units that move together, are outlined in black. In plots of speed, cuBLAS is
-black and dashed, the public function's choice is vermillion, and the stages follow viridis. The colours are those of
-Okabe and Ito, which colour-blind readers can tell apart (https://jfly.uni-koeln.de/color/).
-"""
+"""Plots of recorded traces, of registers and memories, and of measured speeds."""
 
 from .all_accesses import timeline, who_reads_what
 from .canvas import alt_text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ def set_labels(axes: Axes, title: str, across: str, down: str) -> None:
 
 
 def alt_text(figure: Figure) -> str:
-    """Return a figure's alternative text: its label if it has one, else its titles and the labels of its axes.
+    """Return a figure's alternative text: its label if it has one, else its titles, labels of axes and named rows.
 
     Parameters
     ----------
@@ -75,10 +76,12 @@ def alt_text(figure: Figure) -> str:
     """
     if figure.get_label():
         return str(figure.get_label())
-    parts = [figure.get_suptitle()]
+    parts = [figure.get_suptitle(), *(part.get_suptitle() for part in figure.subfigs)]
     for axes in figure.axes:
         parts += [axes.get_title(loc) for loc in ("left", "center", "right")]
-        labels = (("horizontal axis", axes.get_xlabel()), ("vertical axis", axes.get_ylabel()))
+        rows = [label.get_text() for label in axes.get_yticklabels()]
+        named = ", ".join(row for row in rows if re.search("[A-Za-z]{2}", row) and "$" not in row)
+        labels = (("horizontal axis", axes.get_xlabel()), ("vertical axis", axes.get_ylabel()), ("rows", named))
         parts += [f"{axis}: {label}" for axis, label in labels if label]
     said = ("; ".join(filter(None, part.splitlines())) for part in parts)
     return ". ".join(dict.fromkeys(part.rstrip(".") for part in said if part)) or "figure"

@@ -1,4 +1,11 @@
-"""Colours of the figures: of arrays, counts and lanes, of baselines and outlines."""
+"""Colours of the figures: of arrays, counts and lanes, of baselines and outlines.
+
+A is blue, B orange and C green, and so are their shared tiles: the first letter of an array's name decides (`colour`).
+Counts are a ramp from near white to that colour (`ramp`), and threads of a warp are shades around it (`shades`). Warps,
+and units that move together, are outlined in black. In plots of speed, cuBLAS is black and dashed, the public
+function's choice is vermillion, and the stages follow viridis. The colours are those of Okabe and Ito, which
+colour-blind readers can tell apart (https://jfly.uni-koeln.de/color/).
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,4 @@
-"""The ladder: one optimisation per stage, from the definition of the product to asynchronously fed warp tiles.
-
-`STAGES` is the single list that drives the API, the tests, the benchmark and the inspector, in climbing order.
-
-Three idioms recur in the kernels, for the sake of what Numba makes of them. Loops over k that stay loops are ``while``
-loops: Numba's ``range`` selects its next value, and the compiler, which then does not see that an index grows by a
-constant, computes every address anew. A loop over the k-steps of a tile is unrolled if a local array is indexed by its
-counter, since registers have no addresses; otherwise, the compiler leaves a loop of that size as it is. And a thread's
-index is taken as ``uint32``: what may be negative is divided with Python's signs and indexes from an array's end, which
-costs instructions, and hides from the compiler which elements are neighbours.
-"""
+"""The ladder: one optimisation per stage, from the definition of the product to asynchronously fed warp tiles."""
 
 from ..code import Code
 from .stage import DEFAULT_ORDER, LadderStage, TileConfig, partition_layout

@@ -310,9 +310,12 @@ class LadderStage(Stage):
         whole = product.m % config.BM == product.n % config.BN == product.k % config.BK == 0 < product.k
         return WHOLE if whole and self.whole_tiles else ALIGNED
 
-    @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
     def kernel_of(self, config: TileConfig, variant: int | Variant) -> Kernel:
         """Return its kernel in a configuration and a variant."""
+        return self._kernel_of(config, variant if isinstance(variant, Variant) else int(variant))  # not True for 1
+
+    @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
+    def _kernel_of(self, config: TileConfig, variant: int | Variant) -> Kernel:
         word = variant.name if isinstance(variant, Variant) else FITS[variant]
         suffix = "" if variant == ALIGNED else f"_{word}"
         name, threads = f"{self.name}_{config.name}{suffix}", config.threads
@@ -380,8 +383,7 @@ def partition_layout(config: TileConfig, m: int, n: int, k: int, batch: Batch, p
     ValueError
         if there are fewer tiles than `partition` says, or too many k-tiles to divide them.
     """
-    rows, cols = ceil_div(m, config.BM), ceil_div(n, config.BN)
-    matrices = batch.matrices
+    rows, cols, matrices = ceil_div(m, config.BM), ceil_div(n, config.BN), batch.matrices
     tiles, k_tiles = rows * cols * matrices, max(1, ceil_div(k, config.BK))
     divided = (tiles - partition.whole) * k_tiles
     if not 0 <= partition.whole <= tiles or divided >= MAX_LINE:
@@ -389,11 +391,10 @@ def partition_layout(config: TileConfig, m: int, n: int, k: int, batch: Batch, p
     base, extra = divmod(divided, partition.blocks)
     _, second, third = batch.extents
     sizes = (partition.whole, base, extra, k_tiles, rows, cols, GROUP, matrices, third, second)
-    words = (*sizes, *batch.a, *batch.b, *batch.c)
     undivided = divided == 0 or (base % k_tiles == 0 and extra == 0)  # no tile is in several pieces
     return PartitionLayout(
         grid=(partition.blocks, 1, 1),
         workspace_bytes=0 if undivided else 2 * partition.blocks * config.BM * config.BN * FLOAT32_BYTES,
         counters=0 if undivided else tiles - partition.whole,
-        words=words,
+        words=(*sizes, *batch.a, *batch.b, *batch.c),
     )

@@ -1,9 +1,4 @@
-"""The tensor-core ladder: products of operands that are decomposed into narrow numbers.
-
-`TENSOR_PRECISIONS` are the precisions. `TENSOR_STAGES` are the stages: `one_warp`, which rounds operands as it loads
-them and runs on the simulator; six in climbing order; `tf32_tma`, whose operands need no decomposition; and `warp_mma`
-for GPUs other than those of compute capability 9.0.
-"""
+"""The tensor-core ladder: products of operands that are decomposed into narrow numbers."""
 
 from ..code import Code
 from ..ladder.stage import TileConfig

@@ -63,7 +63,6 @@ OVERLAPPING = (9, 0)  # compute capability from which on a kernel can let the ne
 LONG_SUM = 1024  # terms from which on a precision's own products are accurate enough, without `SHORT_SUMS`
 SCRATCH_ALIGNMENT = 256
 PARTIALS_PER_THREAD = 4  # that a thread adds, if there are few
-MAX_MATRICES = (1 << 16) - 1  # along y
 MAX_PARTS_BYTES = 1 << 30  # of the parts of a batch's matrices that are decomposed at a time, unless one needs more
 
 
@@ -350,7 +349,7 @@ class TensorStage(Stage):
         if batch.extents[-1] == 1:
             yield Piece(0, 0, 0, True, product)
             return
-        count = min(batch.extents[-1], MAX_MATRICES)
+        count = min(batch.extents[-1], MAX_GRID_Y)
         some = product._replace(batch=batch._replace(extents=(1, 1, count)))
         each = sum(decomposition_of(self.precision_for(precision, product.k), some, config).steps)
         count = max(1, min(count, MAX_PARTS_BYTES // max(each, 1)))

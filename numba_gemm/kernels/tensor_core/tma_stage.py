@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 from ...device.units import FLOAT32_BYTES, ceil_div
 from ..code import Code
 from ..product import Layout, Product
-from ..stage import Gpu, Partition, Stage
+from ..stage import MAX_GRID_Y, Gpu, Partition, Stage
 from ..step import ALPHA, AT_C, BETA, Argument, Kernel, Launches, MapOf, MatrixAt, Moving, Slot, Step, Vector, Words
 from .config import ROW_WORDS, TensorVariant, WarpgroupConfig
 from .precision import TensorPrecision
-from .stage import MAX_MATRICES
 
 SIGNATURE = Code("tensor_core.signatures", "tma_signature")
 FIRST_MAP, SECOND_MAP = Words((Moving(Slot.FIRST_MAP),)), Words((Moving(Slot.SECOND_MAP),))
@@ -78,7 +77,7 @@ def tma_operands(product: Product) -> TmaOperands | None:
     """
     m, n, k, batch = product.m, product.n, product.k, product.batch
     a_step, b_step = batch.a[-1], batch.b[-1]
-    if product.converted is not product or max(m, n, k) >= EXTENT_END or batch.extents[-1] > MAX_MATRICES:
+    if product.converted is not product or max(m, n, k) >= EXTENT_END or batch.extents[-1] > MAX_GRID_Y:
         return None
     a, b, down, across = product.a, product.b, product.a.transposed, product.b.transposed
     if describable(a, a_step) and describable(b, b_step):

@@ -25,7 +25,7 @@ Generator = np.random.Generator
 Distribution = Callable[[Generator, int, int, int], Matrices]
 
 KS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-COLUMNS = 4  # panels per row of the plot
+COLUMNS = 2  # panels per row of the plot
 EXTENT = 512  # M and N; for smaller ones cuBLAS splits the sums
 
 
@@ -122,11 +122,12 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
         axis.set_xscale("log", base=2)
         axis.grid(True, alpha=0.2)
         axis.tick_params(labelbottom=True)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("error / (|A| @ |B|)")
     for axis in list(axes.flat)[len(names) :]:
         axis.axis("off")
-    axes[0][0].set_ylabel("error / (|A| @ |B|): median, and dashed the largest")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower right", bbox_to_anchor=(0.97, 0.12))
+    title = "solid: median, dashed: largest"
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower right", bbox_to_anchor=(0.93, 0.04), title=title)
 
 
 def medians(frame: pd.DataFrame) -> pd.DataFrame:
@@ -141,5 +142,5 @@ EXPERIMENT = Experiment(
     unavailable="the simulator has no tensor cores, and no cuBLAS to compare with",
     summary=medians,
     picture="error_against_k.png",
-    figure=(18.0, 9.0),
+    figure=(9.0, 13.0),
 )

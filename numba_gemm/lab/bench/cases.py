@@ -1,7 +1,5 @@
 """Shapes to measure, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

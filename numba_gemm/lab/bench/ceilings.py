@@ -4,8 +4,6 @@ Each rate has a kernel, whose result is checked; it stores the sum of its values
 the work. ``bench.py --model`` predicts times from the rates of the fastest rounds, in `ceilings.json`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -26,7 +24,6 @@ from numba_gemm.models.prediction import Ceilings, theoretical_ceilings
 from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties, synchronize
 from numba_gemm.runtime.timing import Call, Samples, time_interleaved
 from numba_gemm.simulator.switch import device_function
-from numba_gemm.terminal import at_least_one
 
 FILE = "ceilings.json"
 UNITS = {"fp32": "TFLOP/s", "dram": "TB/s", "l2": "TB/s", "shared": "TB/s"}
@@ -184,12 +181,7 @@ def launched(probe: Probe, x: Any, out: Any) -> Call:
 
 
 def ceilings(rounds: int = 15) -> pd.DataFrame:
-    """Check and time every kernel on the current GPU; rates are in FLOP/s or byte/s.
-
-    Parameters
-    ----------
-    rounds: Samples of each measurement.
-    """
+    """Check and time every kernel on the current GPU; rates are in FLOP/s or byte/s."""
     properties = device_properties(current_device())
     try:
         theory = ceilings_of(properties)
@@ -265,7 +257,6 @@ def load(path: Path) -> tuple[Ceilings, str]:
 EXPERIMENT = Experiment(
     run=ceilings,
     unavailable="the simulator has no ceilings: unset NUMBA_ENABLE_CUDASIM, on a GPU",
-    parse={"rounds": at_least_one},
     summary=summary,
     facts=facts,
     cache="hot, but for dram",

@@ -1,7 +1,5 @@
 """``numba-gemm bench``, also ``python bench.py``: the benchmark, compared with an older run and with a model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

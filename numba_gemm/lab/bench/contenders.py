@@ -3,8 +3,6 @@
 Every contender is bound to the same buffers and enqueues one product ``C = A @ B`` on the same stream.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -26,7 +24,7 @@ from numba_gemm.kernels.ladder.cpu import cpu_sgemm
 from numba_gemm.kernels.ladder.stage import LadderStage
 from numba_gemm.lab.bench.buffers import DeviceBuffers, optional
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.results import AUTO, CPU, CUBLAS, GIVEN_BF16, NOT_STAGES
+from numba_gemm.lab.bench.results import AUTO, CPU, CUBLAS, GIVEN_BF16
 from numba_gemm.runtime.device import get_device
 from numba_gemm.runtime.launch import launch, product_of
 from numba_gemm.simulator.switch import SIMULATOR
@@ -207,11 +205,6 @@ def rotating(bound: Sequence[Bound]) -> Call:
         return bound[0].call
     calls = itertools.cycle([one.call for one in bound])
     return lambda stream: next(calls)(stream)
-
-
-def known_stages() -> tuple[str, ...]:
-    """Return every name that ``--stages`` accepts: both ladders in climbing order, then the baselines."""
-    return (*STAGES, *NOT_STAGES)
 
 
 def select_contenders(

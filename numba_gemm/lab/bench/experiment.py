@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
+from numba_gemm.kernels import STAGES
+from numba_gemm.kernels.ladder import STAGES as LADDER
 from numba_gemm.lab.bench import results
 from numba_gemm.lab.bench.cases import Shape, check_simulated, chosen_shapes, parse_shape
 from numba_gemm.lab.harness import pictures
-from numba_gemm.lab.harness.command import UsageError, seed
+from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.environment import device_name
 from numba_gemm.lab.harness.experiment import Experiment, attrs
-from numba_gemm.terminal import BENCH, at_least_one
+from numba_gemm.terminal import BENCH
 
 if TYPE_CHECKING:
     from numba_gemm.lab.bench.run import Plan
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
     from numba_gemm.runtime.device import DeviceProperties
 
 CORRECT = "every product is correct"
+DEFAULT_STAGES = (*LADDER, *results.NOT_STAGES)
 PIPE_WIDTH = 160  # of the report where there is no terminal
 
 
 def bench(
-    stages: Sequence[str] | None = None,
+    stages: Sequence[str] = DEFAULT_STAGES,
     precisions: Sequence[str] = (),
     shape: Sequence[Shape] = (),
     sizes: Sequence[Literal["seed", "square", "odd", "quick"]] = (),
@@ -76,7 +79,7 @@ def bench(
     plan = Plan(
         shapes=shapes,
         contenders=select_contenders(
-            stage_names(stages),
+            stages,
             simulated=SIMULATOR,
             all_configs=configs == "all",
             precisions=precision_names(precisions),
@@ -111,21 +114,6 @@ def measured(plan: Plan, said: Iterable[str]) -> Iterator[pd.DataFrame]:
         yield frame
 
 
-def stage_names(names: Sequence[str] | None) -> Sequence[str]:
-    """Return the stages to run; by default the FP32 ladder and the baselines."""
-    from numba_gemm.kernels.ladder import STAGES
-    from numba_gemm.lab.bench.contenders import known_stages
-
-    known = known_stages()
-    if names is None:
-        return [*STAGES, *results.NOT_STAGES]
-    if unknown := [name for name in names if name not in known]:
-        raise UsageError(f"unknown stage {', '.join(unknown)}; known are {', '.join(known)}")
-    if not names:
-        raise UsageError("--stages names no stage")
-    return names
-
-
 def precision_names(names: Sequence[str]) -> Sequence[str]:
     """Return the precisions, without float32 itself."""
     from numba_gemm.gemm.precision import FP32_AUTO, IEEE, PRECISIONS, canonical
@@ -154,17 +142,13 @@ def reason_for_nothing(plan: Plan) -> str:
     return f"the shapes have more than {terms:,} multiply-adds, too many for the chosen stages; pass smaller shapes"
 
 
-def notices(plan: Plan, stages: Sequence[str] | None) -> Iterator[str]:
+def notices(plan: Plan, stages: Sequence[str]) -> Iterator[str]:
     """Yield a message for each request that cannot be met, and in the simulator that its times mean nothing."""
     from numba_gemm.lab.bench.report import SIMULATOR_NOTICE
 
     if plan.simulated:
         yield SIMULATOR_NOTICE
-    if any(contender.stage == results.CUBLAS for contender in plan.contenders):
-        return
-    if plan.simulated and stages is not None and results.CUBLAS in stages:
-        yield "cublas needs a GPU: left out"
-    elif not plan.simulated and (stages is None or results.CUBLAS in stages):
+    elif results.CUBLAS in stages and all(contender.stage != results.CUBLAS for contender in plan.contenders):
         yield f"neither CuPy nor PyTorch can use the GPU: there is no cuBLAS; CuPy comes with pip install {BENCH}"
 
 
@@ -251,7 +235,8 @@ EXPERIMENT = Experiment(
     run=bench,
     claims=Report().claims,
     claims_of_times=False,
-    parse={"shape": lambda text: (parse_shape(text),), "seed": seed, "rounds": at_least_one},
+    parse={"shape": lambda text: (parse_shape(text),)},
+    allowed={"stages": (*STAGES, *results.NOT_STAGES)},
     progress=progress,
     report=Report(),
     facts=attrs,

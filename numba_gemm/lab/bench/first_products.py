@@ -5,8 +5,6 @@ PyTorch, or six odd shapes; with an empty kernel cache, with what that left, and
 import of PyTorch is not counted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

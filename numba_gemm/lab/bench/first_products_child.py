@@ -1,7 +1,5 @@
 """One process of `numba_gemm.lab.bench.first_products`: imports nothing before it looks at the clock."""
 
-from __future__ import annotations
-
 import time
 
 BEGIN = time.perf_counter()

@@ -1,7 +1,5 @@
 """Predicted and measured times, side by side: the table of ``bench.py --model``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ the others, and with cuBLAS if it is available. Without a GPU, or with ``--stati
 analysed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -32,6 +30,7 @@ from numba_gemm.simulator.probe import driver_error
 DEFAULT_SHAPE = Shape(4096, 4096, 4096)
 DEFAULT_CC = (9, 0)
 SEED, ROUNDS = 1, 15
+ORDERED = tuple(stage.name for stage in STAGES.values() if stage.ordered)
 
 SHOWN = (
     *("stage", "config", "order", "registers", "in_place", "reuse_flags", "collisions"),
@@ -72,17 +71,9 @@ def compared(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(of_default=frame["tflops"] / own, of_cublas=frame["tflops"] / fastest)
 
 
-def chosen(names: Sequence[str]) -> list[LadderStage]:
-    """Return the stages of these names that have `LadderStage.ordered`; without names, all."""
-    known: dict[str, LadderStage] = {stage.name: stage for stage in STAGES.values() if stage.ordered}
-    if unknown := [name for name in names if name not in known]:
-        raise UsageError(f"{', '.join(unknown)}: no stage that takes an order; those are {', '.join(known)}")
-    return [known[name] for name in names or known]
-
-
 def orders(
     shape: Shape = DEFAULT_SHAPE,
-    stages: Sequence[str] = (),
+    stages: Sequence[str] = ORDERED,
     all_configs: bool = False,
     rounds: int = ROUNDS,
     static: bool = False,
@@ -92,16 +83,15 @@ def orders(
     Parameters
     ----------
     shape: M, N and K.
-    stages: Stages that take an order; all by default.
+    stages: Stages, of those that take an order.
     all_configs: Measure every configuration, not only the default ones.
-    rounds: Samples of each measurement.
     static: Only compile, for compute capability 9.0, as where there is no GPU.
     """
     static = static or driver_error() is not None
     cc = DEFAULT_CC if static else device_properties(current_device()).cc
     found = [
         (stage, ordered, config)
-        for stage in chosen(stages)
+        for stage in map(STAGES.__getitem__, stages)
         if stage.min_cc <= cc
         for config in (stage.configs if all_configs else stage.configs[:1])
         for ordered in ffma.orders(stage, config)
@@ -128,6 +118,7 @@ EXPERIMENT = Experiment(
     needs=(),
     unavailable="the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM",
     parse={"shape": parse_shape},
+    allowed={"stages": ORDERED},
     summary=lambda frame: frame.reindex(columns=list(SHOWN)),
     seed=SEED,
     cache="hot",

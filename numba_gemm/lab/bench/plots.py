@@ -3,8 +3,6 @@
 ``python -m numba_gemm.lab.bench.plots DIR`` draws them again from the results in a folder, without measuring.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,8 +36,8 @@ def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any]) -> b
     plt = pyplot()
     best = fastest(frame)
     panels, looks = families(best), styles(names_in(records(best), "stage"))
-    figure, axes = plt.subplots(1, len(panels), figsize=(7.5 * len(panels), 6), squeeze=False, sharey=True)
-    for axis, (title, rows) in zip(axes[0], panels, strict=True):
+    figure, axes = plt.subplots(len(panels), 1, figsize=(9, 5 * len(panels)), squeeze=False)
+    for axis, (title, rows) in zip(axes.flat, panels, strict=True):
         for stage, look in looks.items():
             ordered = rows[rows["stage"] == stage].sort_values("size")
             axis.plot(ordered["size"], ordered["gflops"], label=stage, markersize=5, linewidth=1.4, **look)
@@ -47,13 +45,12 @@ def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any]) -> b
             axis.axhline(peak, color="grey", linewidth=1)
             axis.annotate("FP32 peak", (0.01, peak), xycoords=("axes fraction", "data"), va="bottom", color="grey")
         # Linear in y: the stages of interest are within a factor of two of each other.
-        axis.set(ylim=(0, None), title=title, xlabel="M" if title.startswith("M") else "cube root of M*N*K")
+        xlabel = "M" if title.startswith("M") else "cube root of M*N*K"
+        axis.set(ylim=(0, None), title=title, xlabel=xlabel, ylabel="GFLOP/s")
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:.0f}")
         axis.grid(True, which="both", alpha=0.2)
-    axes[0][0].set_ylabel("GFLOP/s")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="upper center", bbox_to_anchor=(0.5, 0), ncols=5)
     figure.suptitle((environment.get("gpu") or {"name": SIMULATED})["name"])
     figure.tight_layout()
     drawn = png(figure, dpi=DPI, bbox_inches="tight")

@@ -1,7 +1,5 @@
 """Report of a run: tables on the terminal and in ``report.md``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Results: rows in a CSV file, with the environment in a JSON file beside it; comparison of two runs."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -62,7 +60,7 @@ def load(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     except (OSError, ValueError, OverflowError) as error:  # errors of pandas are ValueErrors
         raise ValueError(f"{csv} is no results file: {' '.join(str(error).split())}") from error
     frame = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *COLUMNS])))  # older results lack some
-    frame[list(TEXT_EXTRAS)] = frame[list(TEXT_EXTRAS)].fillna("")
+    frame[list(TEXT_EXTRAS)] = frame[list(TEXT_EXTRAS)].astype(object).fillna("")
     beside = csv.with_name(ENVIRONMENT)
     return frame, _environment(beside) if beside.is_file() else {}
 

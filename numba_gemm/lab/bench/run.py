@@ -1,7 +1,5 @@
 """Measurement, one shape at a time: verify every contender, then time the correct ones together."""
 
-from __future__ import annotations
-
 import gc
 import math
 import time
@@ -124,7 +122,9 @@ def measure(plan: Plan, shape: Shape, stream: int) -> list[dict[str, Any]]:
                 candidate.fail(error)
     if any(candidate.status == results.ERROR for candidate in candidates):
         gc.collect()  # the exception may keep operands alive in a cycle, and the next shape needs their memory
-    return rows(plan, shape, best_of_cublas(candidates), clocks)
+    kept = best_of_cublas(candidates)
+    note_others(kept, candidates)
+    return rows(plan, shape, kept, clocks)
 
 
 def verify_and_time(candidates: Sequence[Candidate], plan: Plan, shape: Shape, stream: int) -> ClockSamples:
@@ -143,7 +143,7 @@ def verify_and_time(candidates: Sequence[Candidate], plan: Plan, shape: Shape, s
     with sampled_clocks(plan.nvml) as clocks:
         time_on_device({c.contender.label: c for c in right if not on_host(plan, c)}, plan, len(sets), stream)
     time_on_host([c for c in right if on_host(plan, c)], plan, stream)
-    for candidate in candidates:
+    for candidate in best_of_cublas(candidates):
         if candidate.samples is not None and not on_host(plan, candidate):
             candidate.host_us = host_time(candidate, stream)
             if runs_steadily(plan, candidate):
@@ -271,17 +271,20 @@ def host_time(candidate: Candidate, stream: int) -> float:
 
 
 def best_of_cublas(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Merge the FP32 cuBLAS candidates into one: the fastest, or the first if none was timed; it names the others."""
+    """Return the candidates with one of the FP32 cuBLAS: the fastest, or the first if none was timed."""
     baselines = [c for c in candidates if c.contender.stage == results.CUBLAS and c.contender.precision == IEEE]
-    if len(baselines) < 2:
-        return list(candidates)
-    best = min(baselines, key=lambda c: c.samples.median if c.samples else math.inf)
-    for c in baselines:
-        if c is not best:
+    best = min(baselines, key=lambda c: c.samples.median if c.samples else math.inf, default=None)
+    return [c for c in candidates if c not in baselines or c is best]
+
+
+def note_others(kept: Sequence[Candidate], candidates: Sequence[Candidate]) -> None:
+    """Name the other cuBLAS candidates in the note of the one that was kept."""
+    for c in candidates:
+        if c not in kept:
+            best = next(one for one in kept if one.contender.stage == results.CUBLAS)
             result = f"{c.samples.median:.6g} us" if c.samples else c.status
             said = f"through {c.contender.via}: {', '.join(filter(None, [result, c.note]))}"
             best.note = "; ".join(filter(None, [best.note, said]))
-    return [c for c in candidates if c not in baselines or c is best]
 
 
 def rows(plan: Plan, shape: Shape, candidates: Sequence[Candidate], clocks: ClockSamples) -> list[dict[str, Any]]:

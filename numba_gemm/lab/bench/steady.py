@@ -1,7 +1,5 @@
 """Speed of one contender alone at its steady state: nothing else runs until clocks and power have settled."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Tables of text as markdown or on a terminal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,12 +1,11 @@
 """Speed and errors of the tensor core stages beside cuBLAS SGEMM, and the cost of NaN and infinity.
 
-In the experiment `tensor_ladder`, all stages multiply the same decomposed operands, in one precision; the decomposition
-has a row of its own. Errors are those of positive operands, for which truncation by the tensor cores is largest.
+In the experiment `tensor_ladder`, the stages multiply the same decomposed operands, in one precision; the decomposition
+has a row of its own. Only `one_warp` rounds the operands itself, to a precision of its own. Errors are of positive
+operands, for which truncation by the tensor cores is largest.
 `special_values` times the public function in that precision if some elements of the operands are NaN or infinite. Both
 need a GPU of compute capability 9.0, and PyTorch for cuBLAS.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ import pandas as pd
 
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.kernels.step import Step
-from numba_gemm.kernels.tensor_core import TENSOR_STAGES, TensorStage, WarpgroupConfig
+from numba_gemm.kernels.tensor_core import TENSOR_STAGES, DirectStage, TensorStage, WarpgroupConfig
 from numba_gemm.lab.bench.buffers import POSITIVE, DeviceBuffers, Reference, call_on_nan, on_device
 from numba_gemm.lab.bench.cases import Shape, parse_shape
 from numba_gemm.lab.bench.contenders import cublas, discard
@@ -34,23 +33,29 @@ DECOMPOSE = "decompose"  # a row that is no stage
 SEED, ROUNDS = 1, 9
 
 
-def ladder_stages() -> list[TensorStage]:
-    """Return the stages of the ladder that multiply decomposed operands by warpgroups, in climbing order."""
+def ladder_stages() -> list[DirectStage | TensorStage]:
+    """Return `one_warp` and the stages that multiply decomposed operands by warpgroups, in climbing order."""
     return [
         stage
         for stage in TENSOR_STAGES.values()
-        if isinstance(stage, TensorStage) and isinstance(stage.configs[0], WarpgroupConfig)
+        if isinstance(stage, DirectStage)
+        or (isinstance(stage, TensorStage) and isinstance(stage.configs[0], WarpgroupConfig))
     ]
 
 
-class PreparedStage:
-    """A stage's multiplication, and the decomposition of its operands, in memory of its own."""
+def own_precision(stage: DirectStage | TensorStage, precision: str) -> str:
+    """Return a precision if a stage computes in it, else the stage's first."""
+    return precision if precision in stage.precisions else stage.precisions[0]
 
-    def __init__(self, stage: TensorStage, precision: str, buffers: DeviceBuffers) -> None:
+
+class PreparedStage:
+    """A stage's multiplication, and the decomposition of its operands, if any, in memory of its own."""
+
+    def __init__(self, stage: DirectStage | TensorStage, precision: str, buffers: DeviceBuffers) -> None:
         (a, b, c), library = buffers.matrices, buffers.library
         device, config = get_device(c.device), stage.configs[0]
         launches = stage.launches(config, product_of(a, b, c), precision, None, device.properties.gpu)
-        self._memory = library.empty(1, launches.scratch_bytes // FLOAT32_BYTES)
+        self._memory = library.empty(1, max(1, launches.scratch_bytes // FLOAT32_BYTES))
         workspace = Workspace(library.address(self._memory), launches.scratch_bytes, 0)
         *decompose, multiply = launches.steps
         self.registers = device.load(multiply.kernel).registers
@@ -60,7 +65,8 @@ class PreparedStage:
             bound = device.loaded(launches._replace(steps=alone), workspace)
             return lambda stream: bound.enqueue(1.0, a.pointer, b.pointer, 0.0, c.pointer, stream)
 
-        self.decompose, self.multiply = call(*decompose), call(multiply)
+        self.decompose: Call = call(*decompose) if decompose else lambda stream: None
+        self.multiply = call(multiply)
 
 
 def tensor_ladder(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int = ROUNDS) -> pd.DataFrame:
@@ -70,18 +76,20 @@ def tensor_ladder(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int 
     ----------
     shape: M, N and K.
     precision: Precision of the tensor cores.
-    rounds: Samples of each measurement.
     """
     with on_device() as (library, stream):
         buffers = DeviceBuffers.random(library, shape, SEED, distribution=POSITIVE)
         reference = Reference(buffers)
-        found = {stage.name: PreparedStage(stage, precision, buffers) for stage in ladder_stages()}
+        precisions: dict[str, str] = {stage.name: own_precision(stage, precision) for stage in ladder_stages()}
+        found: dict[str, PreparedStage] = {
+            stage.name: PreparedStage(stage, precisions[stage.name], buffers) for stage in ladder_stages()
+        }
         calls: dict[str, Call] = {CUBLAS: cublas()[0].bind(buffers).call}
-        calls |= {DECOMPOSE: next(iter(found.values())).decompose}
+        calls |= {DECOMPOSE: next(found[name].decompose for name, own in precisions.items() if own == precision)}
         calls |= {name: stage.multiply for name, stage in found.items()}
         rows: dict[str, dict[str, Any]] = {}
         for name, call in calls.items():
-            own = IEEE if name == CUBLAS else precision
+            own = IEEE if name == CUBLAS else precisions.get(name, precision)
             rows[name] = {"stage": name, "precision": own, **shape._asdict()}
             if name in found:
                 config = TENSOR_STAGES[name].configs[0]
@@ -108,7 +116,6 @@ def special_values(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int
     ----------
     shape: M, N and K.
     precision: Precision of the tensor cores.
-    rounds: Samples of each measurement.
     """
     import torch
 

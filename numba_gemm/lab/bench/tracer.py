@@ -5,8 +5,6 @@ since many copies execute with no active lane. The shape has whole k-tiles for e
 count per instruction differs from the hardware's for copies in which some lanes write zeros (docs/tracing.md).
 """
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -78,6 +77,8 @@ def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
+    import fcntl  # Windows has none
+
     handle = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # some network file systems cannot lock folders

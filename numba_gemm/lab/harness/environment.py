@@ -20,6 +20,7 @@ from numba_gemm.simulator.probe import driver_error
 if TYPE_CHECKING:
     from numba_gemm.runtime.device import DeviceProperties
 
+COMMIT_DIGITS = 12  # in prose
 PACKAGE = Path(__file__).resolve().parents[2]
 # Values of `timing` in the environment of a run on a GPU: without or with launch overhead.
 GRAPHS, LAUNCHES = "graphs", "launches"
@@ -122,7 +123,8 @@ def caption(environment: Mapping[str, Any]) -> str:
         peak = f", FP32 peak {gpu['fp32_peak_gflops'] / 1000:.1f} TFLOP/s" if gpu.get("fp32_peak_gflops") else ""
         parts = [f"{gpu['name']} ({gpu['multiprocessors']} SMs at up to {gpu['max_clock_mhz']:.0f} MHz{peak})"]
         if clocks.get("sm_mhz_lowest"):
-            parts.append(f"SM clock during the run {clocks['sm_mhz_lowest']:.0f} to {clocks['sm_mhz_highest']:.0f} MHz")
+            seen = dict.fromkeys(f"{clocks[f'sm_mhz_{edge}']:.0f}" for edge in ("lowest", "highest"))
+            parts.append(f"SM clock during the run {' to '.join(seen)} MHz")
         if clocks.get("throttle_reasons"):
             parts.append(f"throttled by: {', '.join(clocks['throttle_reasons'])}")
         parts.append(f"driver {gpu.get('driver') or 'unknown'} (CUDA {gpu.get('cuda_driver_api')})")
@@ -132,7 +134,7 @@ def caption(environment: Mapping[str, Any]) -> str:
     parts += [
         f"{name} {found[name]}" for name in ("numba-cuda", "numba", *CUPY, "torch", "nvidia-cublas") if name in found
     ]
-    parts.append(f"commit {environment['commit']}" if environment.get("commit") else "")
+    parts.append(f"commit {environment['commit'][:COMMIT_DIGITS]}" if environment.get("commit") else "")
     parts.append(str(environment.get("date", "undated"))[:10])
     return f"{', '.join(filter(None, parts))}; `{environment.get('command', 'python bench.py')}`"
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
+import math
 import re
 import types
 import typing
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from numba_gemm.lab.harness.command import UsageError
+from numba_gemm.lab.harness.command import UsageError, seed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 Result = pd.DataFrame | Iterator[pd.DataFrame] | Iterator[Row]
 PREDICTED = "predicted"
+COMMON_HELP = {"rounds": "Samples of each measurement."}
+Values = int | Collection[Any] | Callable[[str], Any]
 SEPARATOR = re.compile(r",(?! )")  # a value may contain a comma and a space
 
 
@@ -62,6 +65,9 @@ class Experiment:
     small: Mapping[str, Any] = field(default_factory=dict)  # defaults in the simulator, for which it takes seconds
     unavailable: str = ""  # reason why the simulator cannot run it; empty if it can
     parse: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)  # of options that no annotation describes
+    # Allowed values of parameters, or of their items: a collection, a number whose multiples they are, or a function
+    # that reads one. Other whole numbers are at least 1, or 0 if the default is.
+    allowed: Mapping[str, Values] = field(default_factory=dict)
     # Describes the result so far in one line, after each part; by default, only its number of rows now and then.
     progress: Callable[[pd.DataFrame], str] | None = None
     summary: Callable[[pd.DataFrame], pd.DataFrame] | None = None  # table to print instead of the DataFrame
@@ -115,17 +121,25 @@ class Experiment:
     @property
     def parameters(self) -> dict[str, Parameter]:
         """Parameters of `run` by name."""
-        described = _descriptions(inspect.getdoc(self.run) or "")
+        described = COMMON_HELP | _descriptions(inspect.getdoc(self.run) or "")
         found = inspect.signature(self.run, eval_str=True).parameters
         return {
             name: Parameter(
-                self.parse.get(name) or _parser(one.annotation),
+                self.parse.get(name)
+                or _parser(one.annotation, self._item(name), least=int(0 not in np.ravel(one.default))),
                 one.default,
                 described.get(name, ""),
                 many=typing.get_origin(_without_none(one.annotation)) is Sequence,
             )
             for name, one in found.items()
         }
+
+    def _item(self, name: str) -> Callable[[str], Any] | None:
+        """Return the function that reads a value of a parameter, or an item of it; None to go by its annotation."""
+        values: Any = self.allowed.get(name, seed if name == "seed" else None)
+        if isinstance(values, int):
+            return number(int, step=values)
+        return values if values is None or callable(values) else one_of(values)
 
 
 def _descriptions(doc: str) -> dict[str, str]:
@@ -149,34 +163,55 @@ def _without_none(annotation: Any) -> Any:
     return next(kind for kind in typing.get_args(annotation) if kind is not type(None))
 
 
-def _parser(annotation: Any) -> Callable[[str], Any]:
+def _parser(annotation: Any, item: Callable[[str], Any] | None, least: int) -> Callable[[str], Any]:
     """Return the function that reads a value of an annotated type; sequences are separated by commas."""
     annotation = _without_none(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Sequence, tuple):
-        item = _parser(arguments[0])
-        return lambda text: tuple(item(part.strip()) for part in SEPARATOR.split(text) if part.strip())
-    if origin is typing.Literal:
+        one = _parser(arguments[0], item, least)
 
-        def choice(text: str) -> str:
-            if text not in arguments:
-                raise ValueError(f"invalid choice: {text!r}; expected one of {', '.join(arguments)}")
-            return text
+        def several(text: str) -> tuple[Any, ...]:
+            if not text.strip(", "):
+                raise ValueError(f"{text!r} names nothing")
+            return tuple(one(part.strip()) for part in SEPARATOR.split(text) if part.strip())
 
-        return choice
+        return several
+    if item or origin is typing.Literal:
+        return item or one_of(arguments)
     if annotation not in (bool, float, int, str, Path):
         raise TypeError(f"no option can be made of {annotation}: add a function to Experiment.parse")
-    return number(annotation) if annotation in (int, float) else typing.cast("Callable[[str], Any]", annotation)
+    if annotation in (int, float):
+        return number(annotation, least if annotation is int else 0)
+    return typing.cast("Callable[[str], Any]", annotation)
 
 
-def number(kind: type[int] | type[float]) -> Callable[[str], float]:
+def one_of(values: Collection[Any]) -> Callable[[str], Any]:
+    """Return the function that reads one of some values."""
+    known = {str(value): value for value in values}
+
+    def choice(text: str) -> Any:
+        if text not in known:
+            raise ValueError(f"invalid choice: {text!r}; expected one of {', '.join(known)}")
+        return known[text]
+
+    return choice
+
+
+def number(
+    kind: type[int] | type[float], least: float = 0, step: int = 1, most: float = math.inf
+) -> Callable[[str], float]:
     """Return the function that reads a number; Python's own errors name its functions."""
 
     def parsed(text: str) -> float:
         try:
-            return kind(text)
+            value = kind(text)
         except ValueError:
             raise ValueError(f"{text!r} is not a {'whole ' if kind is int else ''}number") from None
+        if step > 1 and (value < step or value % step):
+            raise ValueError(f"{text} is no multiple of {step}")
+        if not least <= value <= most:
+            raise ValueError(f"{text} is not {f'from {least} to {most:g}' if most < math.inf else f'at least {least}'}")
+        return value
 
     return parsed
 
@@ -217,7 +252,7 @@ def add_parameters(parser: argparse.ArgumentParser, experiments: Sequence[Experi
         else:
             option |= {"action": "extend" if parameter.many else "store", "type": _type(parameter)}
             option["metavar"] = name.upper()
-            if len(taken) == 1 and parameter.default not in (None, (), ""):
+            if len(taken) == 1 and parameter.default not in (None, (), "") and "Default:" not in parameter.help:
                 option["help"] += f" Default: {spelled(parameter.default)}."
         parser.add_argument(f"--{name.replace('_', '-')}", **option)
 

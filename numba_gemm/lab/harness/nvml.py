@@ -1,7 +1,5 @@
 """Optional access to the GPU's clocks and throttle reasons through NVML."""
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import threading

@@ -1,7 +1,5 @@
 """Run of an experiment: machine check, environment, clocks, files, and the verdict on its claims."""
 
-from __future__ import annotations
-
 import secrets
 import shlex
 import time
@@ -60,12 +58,17 @@ CHECKS: dict[str, Callable[[], str | None]] = {
 """Functions that return what is missing without the simulator, or None."""
 
 
+ON_SIMULATOR = "with NUMBA_ENABLE_CUDASIM=1 it runs on the simulator, small"
+
+
 def check(experiment: Experiment) -> None:
     """Raise `Unavailable` if this machine cannot run an experiment."""
     if SIMULATOR:
         missing: str | None = experiment.unavailable
     else:
         missing = next((reason for need in experiment.needs if (reason := CHECKS[need]())), None)
+        if missing and not experiment.unavailable and "simulator" not in experiment.needs:
+            missing += f"; {ON_SIMULATOR}"
     if missing:
         raise Unavailable(missing)
 

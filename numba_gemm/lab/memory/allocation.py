@@ -1,9 +1,4 @@
-"""Memory of a pool that keeps what is freed costs microseconds at any size; other memory is mapped every time.
-
-Source: CUDA C++ Best Practices Guide, "Allocation"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""Memory of a pool that keeps what is freed costs microseconds at any size; other memory is mapped every time."""
 
 import itertools
 import time
@@ -115,7 +110,6 @@ def allocation(sizes: Sequence[int] = SIZES, busy_us: int = 2000, rounds: int = 
     ----------
     sizes: Bytes, at least 4.
     busy_us: Microseconds of the kernel that runs while memory is freed.
-    rounds: Samples of each measurement.
     """
     rows: list[dict[str, Any]] = []
     with movement.Scope() as scope:
@@ -159,7 +153,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     large = frame[frame["bytes"] >= 16 * MIB].pivot(index="bytes", columns="way", values="us")
     large = large.reindex(columns=[DIRECT, TRIMMED, KEPT])
     kept, busy_us = frame[frame["way"] == KEPT], frame["busy_us"].max()
@@ -180,4 +173,4 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 SMALL = {"sizes": (100, MIB), "busy_us": 200, "rounds": 1}
 SIGNATURES = {"spin": (spin, "int64, uint64[::1]")}
 UNAVAILABLE = "the simulator allocates no device memory"
-EXPERIMENT = machine.experiment(allocation, "9.3", claims, plot, SMALL, SIGNATURES, UNAVAILABLE)
+EXPERIMENT = machine.experiment(allocation, "9.3", claims, plot, SMALL, SIGNATURES, unavailable=UNAVAILABLE)

@@ -1,10 +1,4 @@
-"""Asynchronous copies to shared memory wait once for all elements, synchronous ones once for every few.
-
-Source: CUDA C++ Best Practices Guide, "Asynchronous Copy from Global Memory to Shared Memory"; details in
-docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""Asynchronous copies to shared memory wait once for all elements, synchronous ones once for every few."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,6 +12,7 @@ from numba_gemm.device.async_copy import commit_group, cp_async4, cp_async8, cp_
 from numba_gemm.device.texture import cycles
 from numba_gemm.device.units import ceil_div
 from numba_gemm.device.vector import load4, store4
+from numba_gemm.lab.harness.experiment import number
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import Figure, curves
 from numba_gemm.simulator.switch import device_function
@@ -124,7 +119,6 @@ def async_copies(
     kib: Kilobytes that a block copies, up to 48; a width of which these are no whole copies is left out. One copy per
         thread is added, from which the others are predicted.
     blocks: Blocks; one per multiprocessor by default.
-    rounds: Samples of each measurement.
     """
     has = machine.properties()
     blocks = blocks or has.sm_count
@@ -166,7 +160,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     cycles = frame.pivot(index=["width_bytes", "kib"], columns="way", values="cycles").reset_index()
     several = cycles[cycles["kib"] * KIB >= 8 * THREADS * cycles["width_bytes"]]
     most = frame[frame["kib"] == 48].pivot(index="width_bytes", columns="way", values="cycles")
@@ -184,4 +177,5 @@ SIGNATURES = {
     for (way, width), kernel in KERNELS.items()
     for kind in ("uint64" if (way, width) == (SYNC, 8) else "float32",)
 }
-EXPERIMENT = machine.experiment(async_copies, "9.2.3.4", claims, plot, SMALL, SIGNATURES)
+ALLOWED: dict[str, Any] = {"kib": number(float, most=LARGEST / KIB)}
+EXPERIMENT = machine.experiment(async_copies, "9.2.3.4", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED)

@@ -1,9 +1,4 @@
-"""In each pass, a request to shared memory takes as many cycles as its fullest bank has words to deliver.
-
-Source: CUDA C++ Best Practices Guide, "Shared Memory and Memory Banks"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""In each pass, a request to shared memory takes as many cycles as its fullest bank has words to deliver."""
 
 import itertools
 from collections.abc import Sequence
@@ -134,7 +129,6 @@ def bank_conflicts(
     patterns: Patterns other than strides, by name.
     turns: Turns of the loop, each with 16 reads per lane.
     threads, blocks: Launch geometry; one block per multiprocessor by default.
-    rounds: Samples of each measurement.
     """
     blocks = blocks or machine.properties().sm_count
     cases = [("stride", stride) for stride in dict.fromkeys((1, *strides))] + [(name, 0) for name in patterns]
@@ -176,7 +170,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     strides, narrow, names = frame["stride"], frame["width_bits"] == 32, frame["pattern"]
     free = frame[strides == 1].set_index("width_bits")
     slower = frame["cycles"] / frame["width_bits"].map(free["cycles"])
@@ -202,4 +195,5 @@ SMALL |= {"threads": 32, "blocks": 1, "rounds": 1}
 SIGNATURES = {
     f"read_{bits}": (kernel, "int64, uint32[::1], float32[::1], uint64[::1]") for bits, kernel in KERNELS.items()
 }
-EXPERIMENT = machine.experiment(bank_conflicts, "9.2.3.1", claims, plot, SMALL, SIGNATURES)
+ALLOWED: dict[str, Any] = {"strides": STRIDES, "widths": KERNELS, "patterns": PATTERNS, "threads": WARP}
+EXPERIMENT = machine.experiment(bank_conflicts, "9.2.3.1", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED)

@@ -1,9 +1,4 @@
-"""A barrier costs the wait: nothing for syncwarp in a converged warp, the slowest warp for syncthreads.
-
-Source: CUDA C++ Programming Guide, "Synchronization Functions"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""A barrier costs the wait: nothing for syncwarp in a converged warp, the slowest warp for syncthreads."""
 
 import json
 import subprocess
@@ -229,7 +224,6 @@ def barriers(
     steps: Steps of a short and of a long round, each with 16 multiply-adds.
     m: Rows and columns of the product for "tile of A", a multiple of 32.
     grid: Blocks of the loops and rounds; 0 means one per multiprocessor.
-    rounds: Samples of each measurement.
     """
     clock_hz, grid, one = machine.properties().clock_hz, grid or machine.properties().sm_count, np.float32(1)
 
@@ -288,7 +282,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     timed = frame.set_index(["measurement", "barrier", "block"]).sort_index()
     ns, predicted, said = timed["ns_a_turn"], timed["predicted_ns_a_turn"], timed.loc["divergent"]
     none, warp, block = (ns["loop", barrier] for barrier in LOOPS)
@@ -330,4 +323,5 @@ SIGNATURES = {
     **{f"rounds_{barrier}": (kernel, ROUND_TYPES) for barrier, kernel in ROUNDS.items()},
     "shared_a_syncthreads": (TILES["syncthreads"], TILE_TYPES),
 }
-EXPERIMENT = machine.experiment(barriers, "9.2.3.2", claims, plot, SMALL, SIGNATURES)
+ALLOWED: dict[str, Any] = {"blocks": WARP, "turns": UNROLLED, "rounds_a_launch": SCHEDULERS, "m": W}
+EXPERIMENT = machine.experiment(barriers, "9.2.3.2", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED)

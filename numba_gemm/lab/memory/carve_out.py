@@ -1,9 +1,4 @@
-"""A multiprocessor's L1 cache and shared memory share one storage: more for one is less for the other.
-
-Source: CUDA C++ Programming Guide, "Compute Capabilities"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""A multiprocessor's L1 cache and shared memory share one storage: more for one is less for the other."""
 
 import functools
 import math
@@ -19,6 +14,7 @@ from numba_gemm import tiled_sgemm
 from numba_gemm.device.units import FLOAT32_BYTES, ceil_div
 from numba_gemm.gemm.occupancy import Occupancy
 from numba_gemm.gemm.occupancy import occupancy as occupancy_of
+from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import Figure, curves
@@ -197,7 +193,6 @@ def carve_out(
     block_reads: Bytes that a block reads per launch, rounded down to whole tiles.
     stages: Stages of the ladder.
     size: M, N and K of the stages.
-    rounds: Samples of each measurement.
     """
     cc = machine.properties().cc
     if cc not in SPLITS:
@@ -235,7 +230,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     chosen = frame[frame["percent"] != NO_PREFERENCE]
     copied = frame[frame["kernel"] == "copy"]["ms"]
     tiles = chosen[chosen["tile_kib"].notna()]
@@ -266,4 +260,7 @@ SIGNATURES = {
     "reread": (reread, "int64, int64, float32[::1], float32[::1]"),
 }
 UNAVAILABLE = "the simulator has no L1 cache, and no graphs that carry the preference"
-EXPERIMENT = machine.experiment(carve_out, "9.2", claims, plot, SMALL, SIGNATURES, UNAVAILABLE)
+ALLOWED: dict[str, Any] = {"elements": COPY_BLOCK, "tiles": 4 * FLOAT32_BYTES * REREAD_BLOCK, "stages": STAGES}
+EXPERIMENT = machine.experiment(
+    carve_out, "9.2", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=UNAVAILABLE
+)

@@ -1,9 +1,4 @@
-"""A warp requests the sectors that its lanes touch, in whatever order; idle lanes save little.
-
-Source: CUDA C++ Best Practices Guide, "A Simple Access Pattern"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""A warp requests the sectors that its lanes touch, in whatever order; idle lanes save little."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -69,7 +64,6 @@ def coalescing(
     ----------
     patterns: Patterns by name; "in order" is added, from which the others are predicted.
     elements: Floats of the array, a multiple of 256; several times the L2 cache.
-    rounds: Samples of each measurement.
     """
     values = np.arange(elements, dtype=np.float32) % PERIOD
     idata, odata = cuda.to_device(values), cuda.device_array(elements, np.float32)
@@ -84,7 +78,6 @@ def coalescing(
 
 
 def row_of(pattern: str, elements: int, us: float, in_order_us: float) -> dict[str, Any]:
-    """Return one row of the result."""
     places = places_of(pattern)
     lanes = sum(place != IDLE for place in places)
     sectors = sectors_a_warp(places)
@@ -101,7 +94,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     at = frame.set_index("pattern")
     slower = at["us"] / at["us"]["in order"]
     full, idle, some = at["lanes"] == WARP, at["lanes"] < WARP, at["sectors"] < at["sectors"]["in order"]
@@ -116,4 +108,5 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 SMALL = {"elements": 1 << 10, "rounds": 1}
 SIGNATURES = {"place_copy": (place_copy, "float32[::1], float32[::1], uint32[::1]")}
-EXPERIMENT = machine.experiment(coalescing, "9.2.1.1", claims, plot, SMALL, SIGNATURES)
+ALLOWED: dict[str, Any] = {"patterns": PATTERNS, "elements": BLOCK}
+EXPERIMENT = machine.experiment(coalescing, "9.2.1.1", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED)

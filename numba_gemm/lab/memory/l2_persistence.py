@@ -1,9 +1,4 @@
-"""A window keeps a region in the L2 cache during streaming, if no more of it is marked than was set aside.
-
-Source: CUDA C++ Best Practices Guide, "Tuning the Access Window Hit-Ratio"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""A window keeps a region in the L2 cache during streaming, if no more of it is marked than was set aside."""
 
 import contextlib
 import functools
@@ -196,7 +191,6 @@ def l2_persistence(
     stream: Bytes of the stream, at least those of the largest region; there is one thread per element.
     shares: Sizes of the region relative to what is set aside; rounded to whole blocks of threads.
     launches: Consecutive launches per sample.
-    rounds: Samples of each measurement.
     """
     kinds: Sequence[str] = WINDOWS[:1]
     ways: Sequence[str] = WAYS[:1]
@@ -243,7 +237,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     table = frame.groupby(["region_mib", "window"])["ms"].median().unstack().dropna()
     aside = frame["set_aside_mib"].iloc[0]
     fits, full = table[table.index <= aside], table[table.index == aside]

@@ -3,8 +3,6 @@
 In the simulator, kernels run under the package's scheduler, one thread after the other, and times mean nothing.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -117,9 +115,7 @@ def nvml_gpu() -> tuple[Any, Any]:
     return nvml, nvml.device_get_handle_by_uuid(cuda.get_current_device().uuid)
 
 
-def experiment(
-    run: Any, section: str, claims: Any, plot: Any, small: Any, kernels: Any, unavailable: str = ""
-) -> Experiment:
+def experiment(run: Any, section: str, claims: Any, plot: Any, small: Any, kernels: Any, **others: Any) -> Experiment:
     """Describe an experiment of the laboratory, named after the function that runs it; see `Experiment`."""
     described = {"section": section, "claims": claims, "plot": plot, "small": small, "kernels": kernels}
-    return Experiment(run, facts=facts, unavailable=unavailable, **described)
+    return Experiment(run, facts=facts, **described, **others)

@@ -1,9 +1,4 @@
-"""Kernels on mapped memory overlap both directions of the bus without streams, and compete with staged copies.
-
-Source: CUDA C++ Best Practices Guide, "Zero Copy"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""Kernels on mapped memory overlap both directions of the bus without streams, and compete with staged copies."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,7 +9,7 @@ import pandas as pd
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import Figure, bars
-from numba_gemm.lab.memory.overlap import PERIOD, SIGNATURES, worker
+from numba_gemm.lab.memory.overlap import BLOCK, PERIOD, SIGNATURES, worker
 from numba_gemm.runtime.timing import Call
 
 STAGED, READ, WRITTEN, MAPPED = "staged", "read", "written", "mapped"
@@ -65,7 +60,6 @@ def mapped_streams(
     elements: Floats of an array, a multiple of 256 for each number of streams.
     turns: Fused multiply-adds per element, one kernel for each.
     streams: Numbers of streams for staged copies and kernels; 1 is sequential.
-    rounds: Samples of each measurement.
     """
     with movement.Scope() as scope:
         if not machine.attribute("CAN_MAP_HOST_MEMORY"):
@@ -118,7 +112,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     one, off = frame[frame["streams"] == 1], frame["ms"] / frame["predicted_ms"]
     ms = one.pivot(index="turns", columns="way", values="ms")
     best = frame[frame["way"] == STAGED].groupby("turns")["ms"].min()
@@ -141,4 +134,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 SMALL = {"elements": 1 << 16, "turns": (1, 2), "streams": (1, 2), "rounds": 1}
 UNAVAILABLE = "the simulator has no host memory apart from the device's"
-EXPERIMENT = machine.experiment(mapped_streams, "9.1.3", claims, plot, SMALL, SIGNATURES, UNAVAILABLE)
+ALLOWED: dict[str, Any] = {"elements": BLOCK}
+EXPERIMENT = machine.experiment(
+    mapped_streams, "9.1.3", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=UNAVAILABLE
+)

@@ -1,11 +1,4 @@
-"""The level that holds the data decides how long a read takes, more than the memory space that a kernel names.
-
-One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
-
-Source: CUDA C++ Best Practices Guide, "Device Memory Spaces"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""The level that holds the data decides how long a read takes, more than the memory space that a kernel names."""
 
 import itertools
 import math
@@ -416,7 +409,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     at = frame.set_index(["space", "level"])
     wait, rate, predicted = (at[name].dropna().to_dict() for name in ("latency_cycles", "tb_s", "predicted_tb_s"))
     outwards = [("register", "registers"), ("shared", "shared memory"), ("global", "L2"), ("global", DEVICE)]
@@ -465,4 +457,4 @@ SIGNATURES = {
     "read_shared": (ceilings.read_shared, f"int64, float32, {FLOATS}"),
     "multiply_add": (ceilings.multiply_add, f"int64, float32, float32, {FLOATS}"),
 }
-EXPERIMENT = machine.experiment(memory_spaces, "9.2", claims, plot, SMALL, SIGNATURES)
+EXPERIMENT = machine.experiment(memory_spaces, "9.2", claims, plot, SMALL, SIGNATURES, allowed={"steps": LINKS})

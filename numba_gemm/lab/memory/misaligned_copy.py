@@ -1,9 +1,4 @@
-"""A copy that starts off a 32-byte boundary requests one more sector per warp, and pays for it only in the caches.
-
-Source: CUDA C++ Best Practices Guide, "Effects of Misaligned Accesses"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""A copy that starts off a 32-byte boundary requests one more sector per warp, and pays for it only in the caches."""
 
 import itertools
 from collections.abc import Sequence
@@ -53,7 +48,6 @@ def misaligned_copy(
     offsets: Offsets in elements; 0 is added, from which the others are predicted.
     blocks: Threads per block for the copies from offset 0.
     elements: Floats to copy, rounded down to whole blocks.
-    rounds: Samples of each measurement.
     """
     cases = list(dict.fromkeys([*((each, BLOCK) for each in (0, *offsets)), *((0, each) for each in blocks)]))
     values = np.arange(elements + max(offset for offset, _ in cases), dtype=np.float32)
@@ -90,7 +84,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     at = frame[frame["block"] == BLOCK].set_index("offset")
     off, least = at[at.index % 8 != 0], frame[frame["block"] == 33]
     aligned = at["gb_s"].loc[0]

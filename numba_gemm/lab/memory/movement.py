@@ -1,12 +1,10 @@
 """Copies by the driver, their buffers, and timing of work on several streams. Not for the simulator."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from cuda.bindings import driver
@@ -79,7 +77,7 @@ def device_array(elements: int, dtype: Any = np.float32) -> Iterator[Any]:
 class Scope(ExitStack):
     """Streams and memory in the current device's context, freed at the end of a ``with`` block."""
 
-    def __enter__(self) -> Scope:
+    def __enter__(self) -> Self:
         super().__enter__()
         self.enter_context(machine.in_context())
         return self

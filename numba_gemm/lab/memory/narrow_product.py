@@ -1,9 +1,4 @@
-"""A tile in shared memory is read from global memory once per block, instead of once per multiply-add.
-
-Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AB)"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""A tile in shared memory is read from global memory once per block, instead of once per multiply-add."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +8,6 @@ import pandas as pd
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES
-from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars
 from numba_gemm.models.accesses import Access
@@ -148,10 +142,7 @@ def narrow_product(m: int = 8192, n: int = 8192, rounds: int = machine.ROUNDS) -
     Parameters
     ----------
     m, n: Multiples of 32.
-    rounds: Samples of each measurement.
     """
-    if m < W or n < W or m % W or n % W:
-        raise UsageError(f"m and n are {m} and {n}; expected multiples of {W}")
     a, b = integers(m, W, 0), integers(W, n, 1)
     return compare(KERNELS, ACCESSES, (a, b), a @ b, rounds)
 
@@ -171,7 +162,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     at = frame.set_index("kernel")
     sectors, passes, gb_s = at["global_sectors_a_warp"], at["passes_a_warp"], at["gb_s"]
     hits, misses = at["predicted_by_hits_gb_s"], at["predicted_by_misses_gb_s"]
@@ -190,4 +180,5 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 SMALL = {"m": 64, "n": 32, "rounds": 1}
 SIGNATURES = {name: (kernel, "float32[:, ::1], float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()}
-EXPERIMENT = machine.experiment(narrow_product, "9.2.3.2", claims, plot, SMALL, SIGNATURES)
+ALLOWED: dict[str, Any] = {"m": W, "n": W}
+EXPERIMENT = machine.experiment(narrow_product, "9.2.3.2", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED)

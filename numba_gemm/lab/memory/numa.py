@@ -1,9 +1,4 @@
-"""Speed of copies by the NUMA node of the host memory, and by that of the thread that copies.
-
-Source: CUDA C++ Best Practices Guide, "NUMA Best Practices"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""Speed of copies by the NUMA node of the host memory, and by that of the thread that copies."""
 
 import ctypes
 import mmap
@@ -104,7 +99,6 @@ def numa(elements: int = 1 << 26, rounds: int = 9) -> Iterator[pd.DataFrame]:
     Parameters
     ----------
     elements: Floats of a buffer; several times the host's caches.
-    rounds: Samples of each measurement.
     """
     nodes = processors()
     if len(nodes) < 2:
@@ -180,7 +174,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     pinned, host = frame[frame["memory"] == transfers.PINNED], frame[frame["memory"] == transfers.ON_HOST]
     over = pinned.groupby(["direction", "memory_node"])["gb_s"].agg(["min", "max"])
     nodes = pinned.groupby("direction")["gb_s"].agg(["min", "max"])
@@ -196,4 +189,4 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 SMALL = {"elements": 1 << 20, "rounds": 1}
 UNAVAILABLE = "the simulator has no memory apart from the host's"
-EXPERIMENT = machine.experiment(numa, "9.4", claims, plot, SMALL, {}, UNAVAILABLE)
+EXPERIMENT = machine.experiment(numa, "9.4", claims, plot, SMALL, {}, unavailable=UNAVAILABLE)

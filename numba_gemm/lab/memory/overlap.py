@@ -1,10 +1,4 @@
-"""Copies, kernels and host code overlap if they use different streams and page-locked memory.
-
-Source: CUDA C++ Best Practices Guide, "Asynchronous and Overlapping Transfers with Computation"; details in
-docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""Copies, kernels and host code overlap if they use different streams and page-locked memory."""
 
 import contextlib
 import functools
@@ -296,7 +290,6 @@ def overlap(
     remainder_streams: Numbers of streams for a number of elements that they do not divide.
     timeline_streams: Streams of the run whose stages are recorded.
     host_turns: NumPy additions of the host's work.
-    rounds: Samples of each time.
     """
     with movement.Scope() as scope:
         handles = scope.streams(max(3, timeline_streams, *streams, *remainder_streams))
@@ -343,7 +336,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     longest = frame[["transfer_ms", "kernel_ms", "back_ms"]].max(axis=1)
     overlaps = frame["ms"] < (longest + frame["sum_ms"]) / 2
     frame = frame.assign(overlaps=overlaps, off=frame["ms"] / frame["predicted_ms"] - 1)
@@ -394,4 +386,5 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 SMALL: dict[str, Any] = {"elements": 1 << 14, "turns": (3, 8, 21), "streams": (1, 2, 4)}
 SMALL |= {"remainder_streams": (3,), "host_turns": 5, "rounds": 2}
 SIGNATURES = {"work": (work, "float32[::1], float32[::1], int64, float32, float32")}
-EXPERIMENT = machine.experiment(overlap, "9.1.2", claims, plot, SMALL, SIGNATURES, "the simulator has no streams")
+UNAVAILABLE = "the simulator has no streams"
+EXPERIMENT = machine.experiment(overlap, "9.1.2", claims, plot, SMALL, SIGNATURES, unavailable=UNAVAILABLE)

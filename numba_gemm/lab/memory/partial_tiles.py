@@ -1,10 +1,4 @@
-"""Tiles that extend beyond a matrix are filled with zeros, which are copied and multiplied like other elements.
-
-Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AB)", whose matrices consist of whole
-tiles; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""Tiles that extend beyond a matrix are filled with zeros, which are copied and multiplied like other elements."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -59,7 +53,6 @@ def partial_tiles(
     ----------
     extents: M, N and K, multiples of 32.
     tiles: Sides of the tiles: 16, 32.
-    rounds: Samples of each measurement.
     """
     for extent in extents:
         calls = {(tile, size): call for size in (extent, extent - 1) for tile, call in products(size, tiles)}
@@ -68,7 +61,6 @@ def partial_tiles(
 
 
 def row_of(tile: int, size: int, us: float, whole_us: float) -> dict[str, Any]:
-    """Return one row of the result."""
     computed = ceil_div(size, tile) * tile
     row = {"tile": tile, "extent": size, "whole": size % tile == 0, "zeros_percent": 100 * (1 - (size / computed) ** 3)}
     flops = gemm_flops(size, size, size)
@@ -84,7 +76,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     off = frame["us"] / frame["predicted_us"]
     partial, large = ~frame["whole"], frame["extent"] > 4000
     us = frame[frame["whole"]].pivot(index="extent", columns="tile", values="us")
@@ -97,4 +88,5 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 SMALL = {"extents": (32,), "rounds": 1}
-EXPERIMENT = machine.experiment(partial_tiles, "9.2.3.2", claims, plot, SMALL, {})
+ALLOWED: dict[str, Any] = {"extents": max(CONFIGS), "tiles": CONFIGS}
+EXPERIMENT = machine.experiment(partial_tiles, "9.2.3.2", claims, plot, SMALL, {}, allowed=ALLOWED)

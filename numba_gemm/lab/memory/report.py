@@ -4,8 +4,6 @@
 them is written by hand.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

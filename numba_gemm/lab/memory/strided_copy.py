@@ -1,9 +1,4 @@
-"""A strided copy pays for whole sectors: half is wasted at stride 2, seven eighths from stride 8 on.
-
-Source: CUDA C++ Best Practices Guide, "Strided Accesses"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""A strided copy pays for whole sectors: half is wasted at stride 2, seven eighths from stride 8 on."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -83,7 +78,6 @@ def strided_copy(
     ----------
     strides: Strides in elements; 1 is added, from which the others are predicted.
     elements: Floats to copy, a multiple of 256. The arrays have this size times the largest stride.
-    rounds: Samples of each measurement.
     """
     chosen = list(dict.fromkeys([1, *strides]))
     room = elements * max(chosen)
@@ -125,7 +119,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     at = frame.set_index("stride").sort_index()
     gb_s, by_sectors, by_fetches = at["gb_s"], at["predicted_by_sectors_gb_s"], at["predicted_by_fetches_gb_s"]
     return {
@@ -144,4 +137,5 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 SMALL = {"strides": (1, 2, 8, 32), "elements": 256, "rounds": 1}
 SIGNATURES = {"stride_copy": (stride_copy, "float32[::1], float32[::1], int64"), "number": (number, "float32[::1]")}
-EXPERIMENT = machine.experiment(strided_copy, "9.2.1.4", claims, plot, SMALL, SIGNATURES)
+ALLOWED: dict[str, Any] = {"elements": BLOCK}
+EXPERIMENT = machine.experiment(strided_copy, "9.2.1.4", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED)

@@ -1,11 +1,4 @@
-"""A copy between host and device approaches the link's speed only if it is large and its memory page-locked.
-
-One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
-
-Source: CUDA C++ Best Practices Guide, "Data Transfer Between Host and Device"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""A copy between host and device approaches the link's speed only if it is large and its memory page-locked."""
 
 import contextlib
 import itertools
@@ -325,7 +318,6 @@ def transfers(
     piece_bytes: Bytes of such a piece, multiples of 4.
     steps: Kernels of the chains.
     chain_bytes: Bytes that they read and write, a multiple of 4.
-    rounds: Samples of each time.
     """
     if missing := set(pinning_sizes) - set(sizes):
         raise UsageError(f"pinning_sizes has {sorted(missing)}; expected some of sizes, {list(sizes)}")
@@ -368,7 +360,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     part: Any = dict(iter(frame.groupby("part")))
     copied, packings = part["copy"], part["packing"]
     speed = copied.pivot(index="bytes", columns=["memory", "direction"], values="gb_s")
@@ -426,4 +417,4 @@ SMALL: dict[str, Any] = {"sizes": (4 << 10, 64 << 10, 1 << 20), "pinning_sizes":
 SMALL |= {"piece_bytes": (1 << 10, 4 << 10), "steps": (1, 3), "chain_bytes": 1 << 16, "rounds": 2}
 SIGNATURES = {"unpack": (unpack, "uint32[::1], uint32[::1], int64[::1], int64"), "step": (step, "float32[::1]")}
 UNAVAILABLE = "the simulator has no copies between host and device"
-EXPERIMENT = machine.experiment(transfers, "9.1", claims, plot, SMALL, SIGNATURES, UNAVAILABLE)
+EXPERIMENT = machine.experiment(transfers, "9.1", claims, plot, SMALL, SIGNATURES, unavailable=UNAVAILABLE)

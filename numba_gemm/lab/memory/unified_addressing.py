@@ -1,9 +1,4 @@
-"""Host and all devices share one address range: a pointer reveals its memory, and which accesses are possible.
-
-Source: CUDA C++ Best Practices Guide, "Unified Virtual Addressing"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""Host and all devices share one address range: a pointer reveals its memory, and which accesses are possible."""
 
 import contextlib
 import math
@@ -32,7 +27,7 @@ DEVICE_MEMORY = ("device", "managed")
 POINTERS, COPIES = "pointer", "copy"
 TYPES = {1: "host", 2: "device", 3: "array", 4: "unified"}  # CUmemorytype
 COLUMNS = (
-    *("part", "name", "memory_type", "managed", "device", "host_pointer", "device_pointer", "range_bytes"),
+    *("part", "name", "memory_type", "managed", "device", "host_pointer", "device_pointer"),
     *("equal", "predicted_equal_by_guide", "predicted_equal", "mib", "gb_s", "predicted_gb_s", "note"),
 )
 
@@ -104,7 +99,6 @@ def described(memory: str, elements: int, usable: bool) -> Row:
             | {"managed": bool(known("IS_MANAGED", address))}
             | {"device": known("DEVICE_ORDINAL", address) if kind else None}
             | {f"{side}_pointer": relation(pointer, address) for side, pointer in pointers.items()}
-            | {"range_bytes": known("RANGE_SIZE", address) if kind else None}
         )
         if memory == "pageable":
             return row
@@ -236,7 +230,6 @@ def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rou
     ----------
     elements: Floats of each queried array, a multiple of 256.
     copy_bytes: Bytes to copy between devices.
-    rounds: Samples of each copy.
     """
     blank = dict.fromkeys(COLUMNS)
     with machine.in_context():
@@ -303,4 +296,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 SMALL = {"elements": 1 << 16, "copy_bytes": MIB, "rounds": 1}
 SIGNATURES = {"double": (double, "float32[::1]")}
 UNAVAILABLE = "the simulator has one memory, and no driver that knows of addresses"
-EXPERIMENT = machine.experiment(unified_addressing, "9.1.4", claims, plot, SMALL, SIGNATURES, UNAVAILABLE)
+ALLOWED: dict[str, Any] = {"elements": BLOCK}
+EXPERIMENT = machine.experiment(
+    unified_addressing, "9.1.4", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=UNAVAILABLE
+)

@@ -1,9 +1,4 @@
-"""A kernel can read host memory directly, coalesced and once nearly as fast as a copy, but again in every pass.
-
-Source: CUDA C++ Best Practices Guide, "Zero Copy"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""A kernel can read host memory directly, coalesced and once nearly as fast as a copy, but again in every pass."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -84,7 +79,6 @@ def zero_copy(
     elements: Floats of the array, a multiple of 256 and of every stride; several times the L2 cache.
     passes: Numbers of times that the array is added.
     strides: Floats between neighbouring lanes, in single passes.
-    rounds: Samples of each measurement.
     """
     with movement.Scope() as scope:
         if not machine.attribute("CAN_MAP_HOST_MEMORY"):
@@ -114,7 +108,6 @@ def zero_copy(
 
 
 def row_of(way: str, passes: int, stride: int, size: int, ms: float, copy_ms: float) -> dict[str, Any]:
-    """Return one row of the result."""
     predicted = copy_ms
     if way != "copy":
         predicted = predicted_ms(way, passes, stride, size, 1e3 * size / copy_ms, machine.ceilings()[0].dram)
@@ -140,7 +133,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
-    """Claims of the lesson."""
     strided = frame[frame["way"] == "strided"]
     ms = frame.drop(index=strided.index).set_index(["passes", "way"])["ms"].unstack()
     most = max(frame["passes"])
@@ -173,4 +165,7 @@ SIGNATURES = {
     "add_strided": (add_strided, "float32[::1], float32[::1], int64, int64"),
 }
 UNAVAILABLE = "the simulator has no host memory apart from the device's"
-EXPERIMENT = machine.experiment(zero_copy, "9.1.3", claims, plot, SMALL, SIGNATURES, UNAVAILABLE)
+ALLOWED: dict[str, Any] = {"elements": BLOCK}
+EXPERIMENT = machine.experiment(
+    zero_copy, "9.1.3", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=UNAVAILABLE
+)

@@ -5,8 +5,6 @@ the docstring of a stage, the paragraph that begins with ``Measured: `` is gener
 written by hand. Neither numba nor a GPU is needed.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

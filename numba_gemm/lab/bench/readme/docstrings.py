@@ -1,7 +1,5 @@
 """The paragraph ``Measured: `` of each stage's docstring."""
 
-from __future__ import annotations
-
 import math
 import re
 import textwrap
@@ -39,7 +37,7 @@ def tensor_measured(name: str, rows: Rows, found: Published) -> str:
     """Return the paragraph of a tensor core stage."""
     frame, how = found.precisions
     if name == DIRECT:
-        direct = published.warm_rows(fastest(frame), LADDER_SHAPE).get((AUTO, DIRECT_PRECISION))
+        direct = published.warm_rows(fastest(published.compared(frame)), LADDER_SHAPE).get((AUTO, DIRECT_PRECISION))
         if direct is None:
             raise ReadmeError(f"the results hold no {DIRECT_PRECISION} at {LADDER_SHAPE}")
         return filled(
@@ -49,12 +47,14 @@ def tensor_measured(name: str, rows: Rows, found: Published) -> str:
     row, stages = rows[name], published.ladder_stages(rows)
     text = (
         f"Measured: {number(row['tflops'])} TFLOP/s of {row['precision']} at {Shape(row['m'], row['n'], row['k'])} on "
-        f"{gpu(how)}, {number(row['ratio_to_cublas'], 2)} of cuBLAS SGEMM"
+        f"{gpu(how)}, {number(row['ratio_to_cublas'], 2)} of cuBLAS SGEMM in the same run"
     )
-    if (before := stages.index(name) - 1) >= 0:
-        text += f" and {number(row['tflops'] / rows[stages[before]]['tflops'], 2)} times {stages[before]}"
+    if (at := stages.index(name)) and (before := rows[stages[at - 1]])["precision"] == row["precision"]:
+        text += f" and {number(row['tflops'] / before['tflops'], 2)} times {stages[at - 1]}"
+    if row["precision"] == rows[published.DECOMPOSE]["precision"]:
+        text += ", decomposition not counted"
     return filled(
-        f"{text}, decomposition not counted; {row['registers']:.0f} registers per thread; of positive operands the "
+        f"{text}; {row['registers']:.0f} registers per thread; of positive operands the "
         f"median error over |A| @ |B| is {significant(row['error_median'], 2)}."
     )
 

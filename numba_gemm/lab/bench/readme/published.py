@@ -1,7 +1,5 @@
 """Committed results as rows, and the error for those that are missing or may not be published."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

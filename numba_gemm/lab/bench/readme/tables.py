@@ -1,7 +1,5 @@
 """Blocks of pages: tables and sentences about the public function, the ladders, targets and precisions."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -198,20 +196,24 @@ def precision_summary(found: Published) -> str:
 
 
 def power_line(found: Published) -> str:
-    """Sentences that compare cuBLAS SGEMM beside tensor-core kernels with the run of the FP32 stages.
+    """Sentences about the effect of the power cap on contenders alone, or else on those that take turns.
 
-    Empty if cuBLAS SGEMM is as fast there as here, or was not measured in both, or each contender was measured alone.
+    Empty if contenders took turns and cuBLAS SGEMM is as fast there as beside the FP32 stages, or was not measured.
     """
     runs = (found.frame, found.precisions[0])
     if published.is_alone(runs[1]):
-        return ""
+        return (
+            "Each contender ran alone until its clock had settled. Tensor-core kernels run into the power cap, so the "
+            "first calls after a pause are faster than that."
+        )
     alone, beside = (tflops(published.rows_at(fastest(run), published.LADDER_SHAPE), CUBLAS) for run in runs)
     if not beside < SLOWER * alone:
         return ""
     return (
         f"Tensor-core kernels run into the power cap, which also slows down contenders that take turns with them: at "
         f"{spelled(published.LADDER_SHAPE)} cuBLAS SGEMM reached {beside:.1f} TFLOP/s in this run, and {alone:.1f} in "
-        f"that of the FP32 stages. Ratios to the latter speed are {beside / alone:.2f} of those given here."
+        f"that of the FP32 stages. Ratios to the latter speed are {beside / alone:.2f} of those given here. The speeds "
+        "are those of bursts; a long series of calls of one precision settles at a lower clock."
     )
 
 
@@ -260,15 +262,16 @@ def accuracy_line(found: Published) -> str:
 
 
 def tensor_ladder(found: Published) -> str:
-    """Table with one line per tensor core stage: speed, gain and errors."""
+    """Table with one line per tensor core stage: speed, gain in the same precision, and errors."""
     rows = found.tensor_rows()
     stages = published.ladder_stages(rows)
-    lines, before = [], math.nan
+    some, lines, before = rows[stages[-1]], [], math.nan
     for name in [*stages, CUBLAS]:
         row, own = rows[name], name == CUBLAS
+        other = "" if own or row["precision"] == some["precision"] else f" in `{row['precision']}`"
         gain = math.nan if own else float(row["tflops"]) / before
-        lines.append(row | {"stage": "cuBLAS SGEMM" if own else f"`{name}`", "gain": gain})
-        before = float(row["tflops"])
+        lines.append(row | {"stage": "cuBLAS SGEMM" if own else f"`{name}`{other}", "gain": gain})
+        before = math.nan if other else float(row["tflops"])
     made = table(
         "",
         lines,
@@ -276,13 +279,13 @@ def tensor_ladder(found: Published) -> str:
         *(figure("gain", "gain", number, 2, "x"), figure("median error", "error_median", significant, 2)),
         figure("largest", "error_max", significant, 2),
     )
-    some, decomposition = rows[stages[0]], rows[published.DECOMPOSE]["median_us"]
+    decomposition = rows[published.DECOMPOSE]["median_us"]
     shape = spelled(Shape(some["m"], some["n"], some["k"]))
     whole = rows[stages[-1]]["median_us"] + decomposition
     return (
-        f"`{some['precision']}` at {shape}, the product alone: decomposition takes {number(decomposition, 0)} us more, "
-        f"{number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
-        f"operands:\n\n{made.markdown()}\n\n"
+        f"`{some['precision']}` at {shape}, the product alone, in turns: decomposition takes "
+        f"{number(decomposition, 0)} us more, {number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. "
+        f"Errors over |A| @ |B|, of positive operands:\n\n{made.markdown()}\n\n"
         "Measured right after the precisions' table: `numba-gemm lab tensor_ladder`."
     )
 

@@ -1,7 +1,5 @@
 """Blocks of the page on PyTorch: a transformer's step, its training, and what a call costs the host."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +21,7 @@ def torch_step(found: Published) -> str:
         rows,
         *(text("way", "products by"), figure("ms per step", "ms", number)),
         Column("/ torch, float32", lambda row: number(row["speed_over_torch"], 2)),
+        figure("products computed here, of 12", "products", number, 0),
         figure("error of the output", "output_error", significant, 2),
         figure("of a gradient, at most", "gradient_error", significant, 2),
         figure("first step, s", "first_s", number),

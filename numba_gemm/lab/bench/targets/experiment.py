@@ -5,8 +5,6 @@
 off. Entries of `numba_gemm.autotune`'s cache are used, as in any call; NUMBA_GEMM_CACHE_DIR=off disables it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import secrets
@@ -19,10 +17,9 @@ from numba_gemm.lab.bench.results import OK
 from numba_gemm.lab.bench.targets.case import Rig, measure
 from numba_gemm.lab.bench.targets.groups import FULL, GROUPS, TINY, cases_of
 from numba_gemm.lab.bench.targets.verdicts import frame_of, summary
-from numba_gemm.lab.harness.command import SEED_BITS, UsageError, seed
+from numba_gemm.lab.harness.command import SEED_BITS
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
-from numba_gemm.terminal import at_least_one
 
 
 def targets(
@@ -37,8 +34,6 @@ def targets(
     shapes: Number of random shapes.
     tiny: Use shapes that are small enough for the simulator.
     """
-    if unknown := set(only) - set(GROUPS):
-        raise UsageError(f"there is no group {', '.join(sorted(unknown))}; expected some of {', '.join(GROUPS)}")
     sizes = TINY if tiny else FULL
     rig = Rig(secrets.randbits(SEED_BITS) if seed is None else seed, sizes.elements)
     rows: list[dict[str, Any]] = []
@@ -82,8 +77,8 @@ EXPERIMENT = Experiment(
     run=targets,
     claims=claims,
     needs=("gpu", "torch"),
+    allowed={"only": GROUPS},
     small={"tiny": True, "shapes": 2},
-    parse={"seed": seed, "shapes": at_least_one},
     progress=progress,
     summary=judged,
     summary_file="targets_summary.csv",

@@ -1,7 +1,5 @@
 """Shapes and cases of every group. Contenders are created only when they are measured."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Targets: which rows, which statistic of them and what is required of it; and the verdicts on measured rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

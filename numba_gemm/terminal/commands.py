@@ -1,19 +1,19 @@
-"""Shared parts of all commands: parsers, one-line errors, exit statuses, robust standard output."""
+"""Commands as functions: exit statuses, missing packages, and a standard output that may fail."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import io
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, ParamSpec, TextIO, cast
+from typing import Any, ParamSpec, TextIO, cast
 
-from . import target
+from .parsing import USAGE, UsageError, one_line
 
-USAGE = 2  # exit status if a command cannot do what the arguments ask for
+__all__ = ["BENCH", "INTERRUPTED", "command", "output_ended"]
+
 INTERRUPTED = 130  # exit status that shells report for a program ended by SIGINT
 
 # Packages that may be missing, and the requirements that install them.
@@ -23,21 +23,6 @@ INSTALLED_BY = {"numba": COMPILER, "numba_cuda": COMPILER, "cuda": COMPILER}
 INSTALLED_BY |= {name: name for name in ("matplotlib", "pandas")}
 
 Arguments = ParamSpec("Arguments")
-
-
-class UsageError(ValueError):
-    """The command cannot do what the arguments ask for; the message gives the reason in one line."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Parser whose errors are one line on standard error, with exit status 2; options are not abbreviated."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **options})
-
-    def error(self, message: str) -> NoReturn:
-        """End the process with a line that says what is wrong."""
-        self.exit(USAGE, f"error: {one_line(message)}; see {self.prog} --help\n")
 
 
 class _Output:
@@ -122,49 +107,3 @@ def _advice(error: Exception) -> str:
     """Return how to install a package that is missing; empty for other errors."""
     name = ((isinstance(error, ModuleNotFoundError) and error.name) or "").partition(".")[0]
     return f"; install it with: pip install {INSTALLED_BY[name]}" if name in INSTALLED_BY else ""
-
-
-def one_line(text: str) -> str:
-    """Return a text without its line breaks."""
-    return " ".join(text.split())
-
-
-def at_least_one(text: str) -> int:
-    """Parse a positive integer; the type of an option."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
-
-
-def positive_seconds(text: str) -> float:
-    """Parse a positive number of seconds; the type of an option."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} given; expected a number of seconds above 0; pass 300, for instance"
-        )
-    return value
-
-
-def _refusing(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a parser as the type of an option, whose errors argparse prints."""
-
-    def parsed(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parsed
-
-
-# Types of options, see `target`: "9.0" or "sm_90" becomes (9, 0), and "8.0,9.0" a list.
-compute_capability = _refusing(target.compute_capability)
-compute_capabilities = _refusing(target.compute_capabilities)

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import numba_gemm
-from numba_gemm import target
 from numba_gemm.gemm import precompile as precompiling
 from numba_gemm.gemm.explain import explain_shape
-from numba_gemm.models import occupancy, roofline
+from numba_gemm.models import gpu_names, occupancy, roofline
 from numba_gemm.runtime import device as devices
 from numba_gemm.streaming import blocking_of
 
@@ -61,16 +60,16 @@ NO_CAPABILITIES = [
 
 @pytest.mark.parametrize(("cc", "expected"), CAPABILITIES, ids=named)
 def test_compute_capabilities(cc, expected):
-    found = target.compute_capability(cc)
+    found = gpu_names.compute_capability(cc)
     assert found == expected
     assert [type(part) for part in found] == [int, int]
-    assert target.compute_capabilities(cc) == [expected]
+    assert gpu_names.compute_capabilities(cc) == [expected]
 
 
 @pytest.mark.parametrize(("cc", "error"), NO_CAPABILITIES, ids=named)
 def test_what_is_no_compute_capability(cc, error):
     with pytest.raises(error, match=r"^cc is .*; expected a compute capability, as \(9, 0\), .*; pass \(9, 0\) for"):
-        target.compute_capability(cc)
+        gpu_names.compute_capability(cc)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,7 @@ def test_what_is_no_compute_capability(cc, error):
     ids=named,
 )
 def test_several_compute_capabilities(several):
-    assert target.compute_capabilities(several) == [(8, 0), (9, 0)]
+    assert gpu_names.compute_capabilities(several) == [(8, 0), (9, 0)]
 
 
 def device_of(kind, **attributes):
@@ -111,7 +110,7 @@ NO_DEVICES = [
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_devices(device, monkeypatch):
-    assert target.device_index(device) == 1
+    assert gpu_names.device_index(device) == 1
     monkeypatch.setattr(devices, "device_count", lambda: 2)
     assert devices.ordinal_of(device) == 1
 
@@ -125,12 +124,12 @@ def test_the_current_device(device, monkeypatch):
 @pytest.mark.parametrize(("device", "error"), NO_DEVICES, ids=named)
 def test_what_is_no_device(device, error):
     with pytest.raises(error, match=r"^device is .*; expected an ordinal, .* pass 0 for the first GPU"):
-        target.device_index(device)
+        gpu_names.device_index(device)
 
 
 def test_a_compute_capability_is_no_device():
     with pytest.raises(TypeError, match=r"device is \(9, 0\); .*; pass a compute capability as cc$"):
-        target.device_index((9, 0))
+        gpu_names.device_index((9, 0))
 
 
 @pytest.fixture
