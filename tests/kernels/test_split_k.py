@@ -10,6 +10,7 @@ import pytest
 
 import numba_gemm
 from numba_gemm.gemm import heuristics, tensor_heuristics
+from numba_gemm.gemm import precision as precisions
 from numba_gemm.gemm.heuristics import Problem
 from numba_gemm.kernels.product import ONE, Batch, Product, dense
 from numba_gemm.kernels.stage import Gpu, Partition
@@ -325,6 +326,24 @@ def test_blocks_of_a_divided_batch_fit_on_the_gpu_at_once(matrices):
         assert seconds > 0
         assert partition is None or partition.blocks * matrices <= 132
         assert partition is None or partition.blocks % tiles == 0
+
+
+@pytest.mark.parametrize(
+    ("extents", "divided"),
+    [((68, 64, 65536), True), ((100, 200, 8192), True), ((64, 60, 512), False), ((512, 508, 1024), False)],
+)
+def test_operands_of_tensor_maps_are_decomposed_if_that_divides_long_sums(monkeypatch, extents, divided):
+    monkeypatch.setattr(precisions, "SIMULATOR", False)
+    wanted = Problem(*extents, precision="tf32", tma="NN")
+    choice = heuristics.choose(wanted)
+    assert (choice.stage.name, choice.partition is not None) == (
+        ("persistent", True) if divided else ("tf32_tma", False)
+    )
+    assert heuristics.best(wanted)._replace(reason=choice.reason) == choice
+    maps = heuristics.named("tf32_tma", wanted)
+    assert (choice.clocks * heuristics.DECOMPOSING < maps.clocks) == divided
+    assert ("operands decomposed first" in choice.reason) == divided
+    assert heuristics.ranked(wanted)[0].selected == choice.selected
 
 
 def test_stages_that_do_not_split_are_not_divided():
