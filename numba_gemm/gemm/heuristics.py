@@ -26,6 +26,8 @@ from .precision import tensor_stage
 
 TF32_TMA = TENSOR_STAGES["tf32_tma"]
 TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
+FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
+DECOMPOSING = 2.0  # factor by which decomposed operands must be expected to be faster than those of tensor maps
 ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
 
 
@@ -193,12 +195,23 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
             wanted.precision, *extents, wanted.matrices, wanted.matrices, wanted.memory_bandwidth
         )
     timed = tensor_heuristics.seconds_of(
-        stage, wanted.precision, *extents, wanted.matrices, wanted.sm_count, wanted.tma
+        stage,
+        wanted.precision,
+        *extents,
+        wanted.matrices,
+        wanted.sm_count,
+        wanted.tma,
+        wanted.memory_bandwidth,
     )
-    return [
+    found = [
         Choice(stage, config, partition, False, LAUNCH + (before + seconds) * wanted.clock_hz, "", wanted.precision)
-        for seconds, config, partition in timed[:most]
+        for seconds, config, partition in timed
     ]
+    if only is None and wanted.tma and wanted.m * wanted.n * wanted.matrices <= wanted.sm_count * FEW_TILES_ELEMENTS:
+        # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
+        others = [one for one in _ranked_tensor(wanted._replace(tma=""), None) if one.partition is not None]
+        found = sorted(found + others, key=lambda one: one.clocks * (1.0 if one.partition is None else DECOMPOSING))
+    return found[:most]
 
 
 Candidate = tuple[float, int, Costs, bool, int, int]  # see `_ladder_candidates`

@@ -22,6 +22,14 @@ RATES: dict[str, dict[tuple[int, int], float]] = {
     "several": {(128, 128): 230.0, (64, 128): 168.0, (64, 64): 115.0},
     "compensated": {(128, 128): 116.0, (64, 128): 89.0, (64, 96): 80.0, (64, 64): 73.0},
 }
+# The same in BF16 and F16 if no multiprocessor has more than one tile: operands are then read few times. TF32 has half.
+# Each kind begins with the number of products of parts that its rates are for. Measured on an H100.
+FEW_TILES_RATES: dict[str, tuple[int, dict[tuple[int, int], float]]] = {
+    "one": (1, {(128, 256): 700.0, (128, 128): 650.0, (64, 128): 660.0, (64, 64): 480.0}),
+    "several": (3, {(128, 128): 260.0, (64, 128): 240.0, (64, 64): 220.0}),
+    "compensated": (6, {(128, 128): 139.0, (64, 128): 128.0, (64, 96): 116.0, (64, 64): 118.0}),
+}
+STEPWISE = 2.1  # factor by which such tiles take longer with stepwise sums
 # The same for operands that tensor maps describe.
 TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128): 275.0, (64, 64): 165.0}
 # TFLOP/s of an H200 at 16384 cubed, decomposition included; of short sums at 4096x4096x768.
@@ -39,17 +47,27 @@ H200_MULTIPROCESSORS = 132
 TILE_END = 1.5e-6  # seconds that a tile takes beside its sums
 MEMORY_EFFICIENCY = 0.8  # of device memory's theoretical bandwidth, that the decomposition reaches
 LAUNCH = 2e-6  # seconds that each launch before the last one adds
-# Split sums, of `LONG_SUM` terms and more: ways to divide each tile; seconds from the last partial sum to the first
-# element of C; byte/s of partial sums, written and read, which stay in the L2 cache; and the factor by which the model
-# must expect a division to be faster.
+# Divided sums: numbers of blocks per tile that are considered; seconds of the launch that adds partial sums; byte/s of
+# partial sums, written and read, which stay in the L2 cache; and the factor by which a division must be expected to be
+# faster.
 SPLITS = (2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 132)
-ADDING, PARTIALS_RATE, CLEAR_MARGIN = 2e-6, 4e12, 1.2
-SPLIT_COLUMNS = 64  # divides those of tiles whose sums may be split; others would need more kernels for little
+ADDING, PARTIALS_RATE, CLEAR_MARGIN = 1.3e-6, 2.2e12, 1.2
+# Tiles whose sums may be divided, short ones and others: each tile needs one more kernel per precision.
+SPLIT_SHORT = ((64, 64),)
+SPLIT_LONG = (*SPLIT_SHORT, (64, 128), (128, 128))
 
 
 def tile_rates(precision: TensorPrecision) -> dict[tuple[int, int], float]:
     """Return throughputs in TFLOP/s by the extents of a block tile."""
     return RATES["one" if len(precision.products) == 1 else "compensated" if precision.compensated else "several"]
+
+
+def few_tiles_rates(precision: TensorPrecision) -> dict[tuple[int, int], float]:
+    """Return throughputs in TFLOP/s by the extents of a block tile, with at most one tile for each multiprocessor."""
+    count = len(precision.products)
+    most, rates = FEW_TILES_RATES["one" if count == 1 else "compensated" if precision.compensated else "several"]
+    factor = most / count / (2.0 if precision.kind == "tf32" else 1.0)
+    return {extents: rate * factor for extents, rate in rates.items()}
 
 
 def configs_for(stage: Stage, precision: str, k: int) -> list[Any]:
@@ -63,45 +81,73 @@ def configs_for(stage: Stage, precision: str, k: int) -> list[Any]:
 
 
 def seconds_of(
-    stage: Stage, precision: str, m: int, n: int, k: int, matrices: int, sm_count: int, tma: str
+    stage: Stage,
+    precision: str,
+    m: int,
+    n: int,
+    k: int,
+    matrices: int,
+    sm_count: int,
+    tma: str,
+    bandwidth: float = 0.0,
 ) -> list[tuple[float, Any, Partition | None]]:
     """Return expected seconds of the multiplication, configuration and partition, the best first.
 
     It is assumed that all blocks compute one tile after the other at the same pace. A division of sums among blocks
-    counts as better only if it is expected to be faster by `CLEAR_MARGIN`.
+    counts as better only if it is expected to be faster by `CLEAR_MARGIN`. With the `bandwidth` of device memory in
+    byte/s, the seconds include the zeros that are written to fill the tiles of decomposed operands.
     """
     rows, cols = (n, m) if tma == "NN" and isinstance(stage, TmaStage) else (m, n)
     slot_k, rated = _rated(stage, precision, k < LONG_SUM)
     flops_by_area = 2.0 * max(k, slot_k) * sm_count
-    slots, splits = -(-k // slot_k), isinstance(stage, TensorStage) and stage.splits and k >= LONG_SUM
-    found: list[tuple[float, float, Any, Partition | None]] = []
-    for config, BM, BN, rate in rated:
-        tiles = ceil_div(rows, BM) * ceil_div(cols, BN)
-        rounds = ceil_div(matrices * tiles, sm_count)
-        summing = BM * BN * flops_by_area / (rate * 1e12)
-        seconds = rounds * (TILE_END + summing)
-        found.append((seconds, seconds, config, None))
-        most = min(slots, sm_count // (matrices * tiles)) if splits and BN % SPLIT_COLUMNS == 0 else 1
+    slots, splits = -(-k // slot_k), isinstance(stage, TensorStage) and stage.splits
+    tiles_split = SPLIT_LONG if k >= LONG_SUM else SPLIT_SHORT
+    own = precision_for(precision, k)
+    slower, few_slower = SPEEDS[precision] / SPEEDS[own.name], STEPWISE if own.stepwise else 1.0
+    zeros = 0.0  # seconds for each row that is filled up
+    if bandwidth and isinstance(stage, TensorStage):
+        zeros = matrices * k * FLOAT32_BYTES * own.parts / own.per_word / (MEMORY_EFFICIENCY * bandwidth)
+    whole, divided = [], []
+    for config, BM, BN, rate, few in rated:
+        down, across = ceil_div(rows, BM), ceil_div(cols, BN)
+        tiles = down * across
+        rounds, filling = ceil_div(matrices * tiles, sm_count), zeros * (down * BM - rows + across * BN - cols)
+        flops = BM * BN * flops_by_area
+        ranked = filling + rounds * (TILE_END + flops / (rate * 1e12))
+        summing = flops / 1e12 * (few_slower / few if rounds == 1 else slower / rate)
+        expected = filling + rounds * (TILE_END + summing)
+        whole.append((ranked, expected, config, None))
+        most = min(slots, sm_count // (matrices * tiles)) if splits and (BM, BN) in tiles_split else 1
         for shares in (*(count for count in SPLITS if count < most), most) if most > 1 else ():
             partials = 2 * FLOAT32_BYTES * BM * BN * matrices * tiles * shares
-            seconds = TILE_END + summing * ceil_div(slots, shares) * slot_k / k + LAUNCH + ADDING
-            seconds += partials / PARTIALS_RATE
-            found.append((seconds * CLEAR_MARGIN, seconds, config, Partition(tiles * shares, 0)))
-    slower = SPEEDS[precision] / SPEEDS[precision_for(precision, k).name]
-    return [(seconds * slower, *one) for _, seconds, *one in sorted(found, key=itemgetter(0))]
+            share = summing * ceil_div(slots, shares) / slots
+            seconds = filling + TILE_END + share + ADDING + partials / PARTIALS_RATE
+            divided.append((seconds * CLEAR_MARGIN, seconds, config, Partition(tiles * shares, 0)))
+    # Whole tiles are ranked by `tile_rates`, and compared with divided ones by their expected times.
+    ranked, expected, *_ = min(whole, key=itemgetter(0))
+    found = [(one * expected / ranked, *rest) for one, *rest in whole] + divided
+    return [(seconds, *rest) for _, seconds, *rest in sorted(found, key=itemgetter(0))]
 
 
 @lru_cache(maxsize=64)
-def _rated(stage: Stage, precision: str, short: bool) -> tuple[int, list[tuple[Any, int, int, float]]]:
-    """Return the least terms that a sum is computed with; and the configurations, their extents and throughputs."""
+def _rated(stage: Stage, precision: str, short: bool) -> tuple[int, list[tuple[Any, int, int, float, float]]]:
+    """Return the least terms that a sum is computed with; and the configurations, their extents and throughputs.
+
+    Throughputs are those with tiles for all multiprocessors several times over, and with at most one for each.
+    """
     k = 1 if short else LONG_SUM
+    slot_k, rates, few = 1, TMA_RATES, TMA_RATES
     if isinstance(stage, TensorStage):
-        slot_k, rates = precision_for(precision, k).slot_k, tile_rates(precision_for(precision, k))
-    else:
-        slot_k, rates = 1, TMA_RATES
-    slowest = min(rates.values())
-    configs = configs_for(stage, precision, k)
-    return slot_k, [(one, one.BM, one.BN, rates.get((one.BM, one.BN), slowest)) for one in configs]
+        narrow = precision_for(precision, k)
+        slot_k, rates = narrow.slot_k, tile_rates(narrow)
+        few = few_tiles_rates(narrow) if stage.splits else rates
+    slowest, configs = min(rates.values()), configs_for(stage, precision, k)
+    found = []
+    for config in configs:
+        extents = config.BM, config.BN
+        rate = rates.get(extents, slowest)
+        found.append((config, *extents, rate, few.get(extents, rate)))
+    return slot_k, found
 
 
 def decomposition_seconds(

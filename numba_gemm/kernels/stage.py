@@ -38,7 +38,7 @@ class Partition(NamedTuple):
     Attributes
     ----------
     blocks : int
-        Blocks of the launch; on tensor cores, of each matrix, if each had one tile's share.
+        Blocks of the launch. On tensor cores: tiles of a matrix, times blocks that share each.
     whole : int
         Tiles of C that one block each computes; the k-tiles of the others are divided equally among all blocks.
     """

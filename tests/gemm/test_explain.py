@@ -16,6 +16,7 @@ from numba_gemm import arrays, explain, tiled_sgemm
 from numba_gemm.arrays import Copies, host
 from numba_gemm.gemm import heuristics
 from numba_gemm.gemm import precision as precision_names
+from numba_gemm.gemm.explain import explain_shape
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.stage import Partition
@@ -284,6 +285,22 @@ def test_what_fp32_auto_stands_for(extents, stands_for, why):
     assert told.reason.endswith("; " + same.reason)
     assert dataclasses.replace(told, reason=same.reason) == same
     assert (told.stage, told.launches) == (("persistent", 2) if stands_for == "bf16x6" else ("stream_k", 1))
+
+
+@pytest.mark.usefixtures("tensor_cores")
+def test_blocks_that_share_a_tile_on_tensor_cores():
+    told = explain(untouched(70, 65536), untouched(65536, 64), precision="bf16x6")
+    assert (told.stage, told.launches, told.whole_tiles) == ("persistent", 3, 0)
+    rows, cols, _ = told.tile
+    tiles = -(-70 // rows) * -(-64 // cols)
+    assert told.blocks == told.split * tiles <= 132
+    assert told.split > 16
+    assert f"Up to {told.split} blocks share a tile" in str(told)
+    assert f"each divided among {told.split} blocks along K" in told.reason
+    parts = explain(untouched(2048, 2048), untouched(2048, 2048), precision="bf16x6")
+    assert (parts.launches, parts.split, parts.whole_tiles) == (2, 1, 256)
+    same = explain_shape(70, 64, 65536, precision="bf16x6")
+    assert (same.split, same.blocks, same.workspace_bytes) == (told.split, told.blocks, told.workspace_bytes)
 
 
 @pytest.mark.usefixtures("tensor_cores")

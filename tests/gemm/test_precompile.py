@@ -64,12 +64,14 @@ def split(precision, tiles, how=""):
 
 EXPECTED = {
     "tf32": decomposed("persistent", "tf32", WIDE + TILES)
-    | split("tf32", WIDE + TILES, "_plain")
+    | split("tf32", TILES, "_plain")
     | {f"tf32_tma_{tile}_{layout}" for tile in MAPPED for layout in ("NN", "NT", "TT")},
     "tf32x3": decomposed("persistent", "tf32x3", TILES) | split("tf32x3", TILES),
-    "bf16": decomposed("persistent", "bf16", WIDE + TILES) | split("bf16", WIDE + TILES, "_plain"),
+    "bf16": decomposed("persistent", "bf16", WIDE + TILES) | split("bf16", TILES, "_plain"),
     "bf16x3": decomposed("persistent", "bf16x3", TILES) | split("bf16x3", TILES),
-    "bf16x6": decomposed("persistent", "bf16x6", COMPENSATED) | split("bf16x6", TILES),
+    "bf16x6": decomposed("persistent", "bf16x6", COMPENSATED)
+    | split("bf16x6", TILES)
+    | split("bf16x6_stepwise", TILES[-1:]),
     "bf16x9": decomposed("persistent", "bf16x9", COMPENSATED) | split("bf16x9", TILES),
     "fp16x3": decomposed("persistent", "fp16x3", TILES) | split("fp16x3", TILES, "_scaled"),
 }

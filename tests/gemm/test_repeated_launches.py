@@ -176,6 +176,47 @@ def test_repeated_call_launches_what_the_full_check_launches(torch, gpu, checked
         assert [did.arguments[f"vector{i}"][4] for i in range(call.vectors)] == [x.data_ptr() for x in vectors]
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case != "pieces"])
+@pytest.mark.parametrize("precision", [one for one in PRECISIONS if one not in ("ieee", "tf32")])
+def test_repeated_call_of_divided_sums(torch, gpu, checked, monkeypatch, precision, case):
+    """Partial sums lie behind the parts of the operands; the last launch takes all else."""
+    monkeypatch.setattr(sys.modules[__name__], "K", 9000)
+    call = CASES[case]
+    call.prepare(precision)
+    kept = [call.arrays(seed) for seed in range(2)]
+    call(*kept[0])
+    with gpu.recording() as repeated:
+        call(*kept[1], alpha=-1.5, beta=0.25)
+    assert len(checked) == 1, "the second call was checked in full"
+    call.forget()
+    with gpu.recording() as full:
+        call(*kept[1], alpha=-1.5, beta=0.25)
+    assert repeated == full
+    *before, multiplies, adds = full
+    assert [did.overlaps for did in full] == [False] + [True] * (len(full) - 1)
+    assert [len(before), multiplies.kernel[-6:], adds.kernel[:12]] == [
+        2 if precision == "fp16x3" else 1,
+        "_split",
+        "add_partials",
+    ]
+    (a, b, c), vectors = kept[1]
+    assert (adds.alpha, adds.beta, adds.c[0]) == (-1.5, 0.25, c.data_ptr())
+    assert (adds.a[0], adds.b[0]) == (a.data_ptr(), b.data_ptr())
+    assert multiplies.c == adds.partials
+    decomposes = before[-1]
+    assert multiplies.a == adds.a_parts == decomposes.a_parts
+    assert multiplies.b == adds.b_parts == decomposes.b_parts
+    pointer, rows, cols, *_ = adds.partials
+    shares, batch = adds.words[6], max(call.batch, 1)
+    assert shares > 1
+    assert (rows % shares, rows // shares >= M, cols >= N) == (0, True, True)
+    assert adds.words[5] == 4 * rows * cols
+    ends = [words[0] + 4 * words[1] * words[2] * batch for words in (adds.a_parts, adds.b_parts)]
+    assert pointer >= max(ends)
+    assert multiplies.steps[2:] == [adds.words[5], *adds.words[3:5]]
+    assert [adds.arguments[f"vector{i}"][4] for i in range(call.vectors)] == [x.data_ptr() for x in vectors]
+
+
 @pytest.mark.parametrize("case", ["plain", "epilogue", "batch", "plan"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_repeated_call_without_out_launches_the_same(torch, gpu, checked, monkeypatch, precision, case):

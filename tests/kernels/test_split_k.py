@@ -10,6 +10,7 @@ import pytest
 
 import numba_gemm
 from numba_gemm.gemm import heuristics, tensor_heuristics
+from numba_gemm.gemm import precision as precisions
 from numba_gemm.gemm.heuristics import Problem
 from numba_gemm.kernels.product import ONE, Batch, Product, dense
 from numba_gemm.kernels.stage import Gpu, Partition
@@ -151,13 +152,16 @@ def test_partial_sums_are_added(m, n, shares, matrices, scaled):
 
 
 @simulated
-@pytest.mark.parametrize("shares", [3, 17, 132])
-def test_additions_lose_nothing(shares):
-    """Large partial sums cancel each other; the one small sum is left."""
+@pytest.mark.parametrize(
+    ("shares", "large", "small", "negative"),
+    [(3, 0, 1, 2), (17, 0, 8, 16), (132, 0, 66, 131), (17, 1, 9, 0), (132, 3, 11, 19)],
+)
+def test_additions_lose_nothing(shares, large, small, negative):
+    """Large partial sums cancel each other, of one thread or of two; the one small sum is left."""
     case = Added(1, 2, shares)
     case.partials[0, :, 0, :2] = 0
-    case.partials[0, 0, 0, :2], case.partials[0, -1, 0, :2] = 2.0**30, -(2.0**30)
-    case.partials[0, shares // 2, 0, :2] = 1.0, 1 + 2.0**-23
+    case.partials[0, large, 0, :2], case.partials[0, negative, 0, :2] = 2.0**30, -(2.0**30)
+    case.partials[0, small, 0, :2] = 1.0, 1 + 2.0**-23
     np.testing.assert_array_equal(case.run()[0, 0], np.float32([1.0, 1 + 2.0**-23]))
 
 
@@ -290,7 +294,7 @@ def test_kernels_are_shared_by_precisions_and_epilogues():
         ((31, 33, 100003), True),
         ((1, 1, 5000), True),
         ((512, 512, 16384), True),
-        ((64, 64, 1023), False),
+        ((64, 64, 64), False),
         ((1, 1, 1), False),
         ((4096, 4096, 64), False),
         ((1024, 1024, 1024), False),
@@ -305,7 +309,7 @@ def test_sums_are_divided_if_few_tiles_have_long_ones(precision, extents, divide
 
 
 def test_a_division_is_faster_by_a_clear_margin():
-    for extents in ((512, 512, 1024), (256, 256, 1025), (64, 64, 4000), (768, 768, 2048), (1000, 40, 3000)):
+    for extents in ((512, 512, 1024), (256, 256, 500), (64, 64, 4000), (768, 768, 2048), (1000, 40, 3000)):
         ways = tensor_heuristics.seconds_of(PERSISTENT, "bf16x6", *extents, 1, 132, "")
         whole = min(seconds for seconds, _, partition in ways if partition is None)
         divided = min(seconds for seconds, _, partition in ways if partition is not None)
@@ -322,6 +326,24 @@ def test_blocks_of_a_divided_batch_fit_on_the_gpu_at_once(matrices):
         assert seconds > 0
         assert partition is None or partition.blocks * matrices <= 132
         assert partition is None or partition.blocks % tiles == 0
+
+
+@pytest.mark.parametrize(
+    ("extents", "divided"),
+    [((68, 64, 65536), True), ((100, 200, 8192), True), ((64, 60, 512), False), ((512, 508, 1024), False)],
+)
+def test_operands_of_tensor_maps_are_decomposed_if_that_divides_long_sums(monkeypatch, extents, divided):
+    monkeypatch.setattr(precisions, "SIMULATOR", False)
+    wanted = Problem(*extents, precision="tf32", tma="NN")
+    choice = heuristics.choose(wanted)
+    assert (choice.stage.name, choice.partition is not None) == (
+        ("persistent", True) if divided else ("tf32_tma", False)
+    )
+    assert heuristics.best(wanted)._replace(reason=choice.reason) == choice
+    maps = heuristics.named("tf32_tma", wanted)
+    assert (choice.clocks * heuristics.DECOMPOSING < maps.clocks) == divided
+    assert ("operands decomposed first" in choice.reason) == divided
+    assert heuristics.ranked(wanted)[0].selected == choice.selected
 
 
 def test_stages_that_do_not_split_are_not_divided():
