@@ -52,9 +52,8 @@ LAUNCH = 2e-6  # seconds that each launch before the last one adds
 # faster.
 SPLITS = (2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 132)
 ADDING, PARTIALS_RATE, CLEAR_MARGIN = 1.3e-6, 2.2e12, 1.2
-# Tiles whose sums may be divided, short ones and others: each tile needs one more kernel per precision.
-SPLIT_SHORT = ((64, 64),)
-SPLIT_LONG = (*SPLIT_SHORT, (64, 128), (128, 128))
+# Tiles whose sums may be divided, from `LONG_SUM` terms on: each needs one more kernel per precision.
+SPLIT_TILES = ((64, 64), (64, 128), (128, 128))
 
 
 def tile_rates(precision: TensorPrecision) -> dict[tuple[int, int], float]:
@@ -100,8 +99,8 @@ def seconds_of(
     rows, cols = (n, m) if tma == "NN" and isinstance(stage, TmaStage) else (m, n)
     slot_k, rated = _rated(stage, precision, k < LONG_SUM)
     flops_by_area = 2.0 * max(k, slot_k) * sm_count
-    slots, splits = -(-k // slot_k), isinstance(stage, TensorStage) and stage.splits
-    tiles_split = SPLIT_LONG if k >= LONG_SUM else SPLIT_SHORT
+    slots = -(-k // slot_k)
+    tiles_split = SPLIT_TILES if isinstance(stage, TensorStage) and stage.splits and k >= LONG_SUM else ()
     own = precision_for(precision, k)
     slower, few_slower = SPEEDS[precision] / SPEEDS[own.name], STEPWISE if own.stepwise else 1.0
     zeros = 0.0  # seconds for each row that is filled up
@@ -117,7 +116,7 @@ def seconds_of(
         summing = flops / 1e12 * (few_slower / few if rounds == 1 else slower / rate)
         expected = filling + rounds * (TILE_END + summing)
         whole.append((ranked, expected, config, None))
-        most = min(slots, sm_count // (matrices * tiles)) if splits and (BM, BN) in tiles_split else 1
+        most = min(slots, sm_count // (matrices * tiles)) if (BM, BN) in tiles_split else 1
         for shares in (*(count for count in SPLITS if count < most), most) if most > 1 else ():
             partials = 2 * FLOAT32_BYTES * BM * BN * matrices * tiles * shares
             share = summing * ceil_div(slots, shares) / slots
