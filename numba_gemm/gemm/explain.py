@@ -86,7 +86,7 @@ def explain(
             "", "", wanted.precision, (0, 0, 0), 0, 0, 1, "", "", False, False, copies, 0, 0, 0.0, reason
         )
     choices = [wanted.choose(product) for product in products]
-    extents = extents_of(*wanted.given, wanted.epilogue)
+    extents = extents_of(*wanted.given, wanted.epilogue)._replace(k=wanted.k)  # 0 if alpha is
     words = _precision_words(canonical(precision), wanted.precision, extents, device.properties)
     told = _explanation(products, choices, device.properties, device.partition, wanted.precision, copies, words)
     return replace(told, copies_c=copies_c)

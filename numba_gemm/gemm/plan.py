@@ -14,6 +14,7 @@ from ..kernels.product import FLOAT32, ITEM_BYTES, LAYOUTS, Batch, Product, chec
 from ..kernels.scalars import index, real
 from ..kernels.stage import check_grid
 from ..kernels.step import Launches
+from ..kernels.tensor_core.stage import TensorStage
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..runtime import device as devices
 from ..runtime import epilogue as epilogues
@@ -213,11 +214,14 @@ class Plan:
             owner.load_all([step.kernel for step in launches.steps])
         return launches
 
-    def _launches(self, choice: Choice) -> Launches:
-        """Return the launches of a choice for the first piece of the product; no other piece is larger."""
+    def _launches(self, choice: Choice, whole: Product | None = None) -> Launches:
+        """Return the launches of a choice for the first piece of a product, by default the planned one.
+
+        No other piece is larger.
+        """
         stage, config, precision = choice.stage, choice.config, choice.precision
         gpu = devices.get_device(self.device).properties.gpu
-        piece = next(stage.pieces(config, choice.oriented(self._product), precision, gpu))
+        piece = next(stage.pieces(config, choice.oriented(whole or self._product), precision, gpu))
         return stage.launches(config, piece.product, precision, choice.partition, gpu)
 
     def _given(self, memory: Any, size: int, counters: int) -> Workspace:
@@ -347,9 +351,22 @@ class Plan:
             same = (part.m, part.n, part.batch.matrices) == (planned.m, planned.n, planned.batch.matrices)
             if same and part.k in (0, planned.k):
                 return choice
+            if choice.partition is not None and isinstance(choice.stage, TensorStage):
+                return self._divided(part)
             return choice._replace(partition=None, swapped=False)
 
         return choose
+
+    def _divided(self, part: Product) -> Choice:
+        """Return the plan's choice for a part of another shape, with sums divided as far as its memory allows."""
+        choice = self._choice
+        wanted = heuristics.problem(part, devices.get_device(self.device).properties, self.precision)
+        for other in heuristics.ranked(wanted, choice.stage):
+            if other.config == choice.config and other.partition is not None:
+                launches = self._launches(other, part)
+                if workspaces.total_bytes(launches.scratch_bytes, launches.counters) <= self.workspace_bytes:
+                    return other
+        return choice._replace(partition=None, swapped=False)
 
 
 def _vectors_of(epilogue: Callable[..., Any]) -> int:

@@ -7,12 +7,13 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from ..device.units import ceil_div
 from ..kernels import STAGES
 from ..kernels.conversion import conversion_kernel
 from ..kernels.ladder.stage import FITS, LadderStage, Variant
 from ..kernels.product import FLOAT32, LAYOUTS, Product, check_dtypes, dense
 from ..kernels.scalars import index
-from ..kernels.stage import Gpu, Stage
+from ..kernels.stage import Gpu, Partition, Stage
 from ..kernels.step import Kernel
 from ..kernels.tensor_core.stage import LONG_SUM
 from ..kernels.tensor_core.tma_stage import LAYOUTS as TMA_LAYOUTS
@@ -31,7 +32,7 @@ from .fp32_auto import AUTO_PRECISION, Extents, resolved
 from .heuristics import Choice
 from .precision import FP32_AUTO, IEEE, canonical, tensor_stage
 from .request import check_size, chosen
-from .tensor_heuristics import configs_for
+from .tensor_heuristics import configs_for, may_divide
 
 __all__ = ["MODELS", "Precompiled", "kernels_of", "model_of", "precompile", "require_cache"]
 
@@ -369,12 +370,14 @@ def _named(stage: Stage, precision: str, kernel: Kernel) -> Named:
 
 
 def _tensor_kernels(stage: Stage, precision: str, cc: tuple[int, int]) -> Iterator[Named]:
-    """Yield the kernels of all steps of single products, for short sums and long ones."""
-    gpu = Gpu(cc, 1)
+    """Yield the kernels of all steps of single products, for short sums and long ones, and for divided ones."""
+    gpu, extent = Gpu(cc, 1), 256
     for k in (LONG_SUM // 2, 2 * LONG_SUM):
         for config in configs_for(stage, precision, k):
             layouts = TMA_LAYOUTS if isinstance(stage, TmaStage) else ["NN"]
-            for layout in layouts:
-                product = _dense(layout[0], layout[1], 256, k, 256)
-                for step in stage.launches(config, product, precision, None, gpu).steps:
+            tiles = ceil_div(extent, config.BM) * ceil_div(extent, config.BN)
+            partitions = [None, Partition(2 * tiles, 0)] if may_divide(stage, config, k) else [None]
+            for layout, partition in itertools.product(layouts, partitions):
+                product = _dense(layout[0], layout[1], extent, k, extent)
+                for step in stage.launches(config, product, precision, partition, gpu).steps:
                     yield _named(stage, precision, step.kernel)

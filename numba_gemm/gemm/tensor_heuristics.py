@@ -69,6 +69,12 @@ def few_tiles_rates(precision: TensorPrecision) -> dict[tuple[int, int], float]:
     return {extents: rate * factor for extents, rate in rates.items()}
 
 
+def may_divide(stage: Stage, config: Any, k: int) -> bool:
+    """Return True if sums of so many terms may be divided among blocks in this configuration."""
+    splits = isinstance(stage, TensorStage) and stage.splits
+    return splits and k >= LONG_SUM and (config.BM, config.BN) in SPLIT_TILES
+
+
 def configs_for(stage: Stage, precision: str, k: int) -> list[Any]:
     """Return the configurations of a tensor-core stage that compute in a precision."""
     if not isinstance(stage, TensorStage):
@@ -100,7 +106,6 @@ def seconds_of(
     slot_k, rated = _rated(stage, precision, k < LONG_SUM)
     flops_by_area = 2.0 * max(k, slot_k) * sm_count
     slots = -(-k // slot_k)
-    tiles_split = SPLIT_TILES if isinstance(stage, TensorStage) and stage.splits and k >= LONG_SUM else ()
     own = precision_for(precision, k)
     slower, few_slower = SPEEDS[precision] / SPEEDS[own.name], STEPWISE if own.stepwise else 1.0
     zeros = 0.0  # seconds for each row that is filled up
@@ -116,7 +121,7 @@ def seconds_of(
         summing = flops / 1e12 * (few_slower / few if rounds == 1 else slower / rate)
         expected = filling + rounds * (TILE_END + summing)
         whole.append((ranked, expected, config, None))
-        most = min(slots, sm_count // (matrices * tiles)) if (BM, BN) in tiles_split else 1
+        most = min(slots, sm_count // (matrices * tiles)) if may_divide(stage, config, k) else 1
         for shares in (*(count for count in SPLITS if count < most), most) if most > 1 else ():
             partials = 2 * FLOAT32_BYTES * BM * BN * matrices * tiles * shares
             share = summing * ceil_div(slots, shares) / slots

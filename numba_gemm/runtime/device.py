@@ -336,7 +336,7 @@ class Device:
         """Return several loaded kernels; those that must be compiled are compiled in parallel."""
         missing = [kernel for kernel in kernels if kernel not in self.load]
         if len(missing) > 1 or (missing and before_compiling is not None):
-            # The last one, which multiplies, takes longest.
+            # The one that multiplies takes longest. It is the last one, or the last but one if sums are divided.
             self._fetch(list(dict.fromkeys(reversed(missing))), before_compiling)
         try:
             return [self.load(kernel) for kernel in kernels]

@@ -288,6 +288,13 @@ def test_what_fp32_auto_stands_for(extents, stands_for, why):
 
 
 @pytest.mark.usefixtures("tensor_cores")
+def test_fp32_auto_without_terms():
+    told = explain(untouched(4096, 4096), untouched(4096, 4096), alpha=0, precision="fp32_auto")
+    assert told.precision == "ieee"
+    assert "no larger than that of float32 sums only from K = 256 on" in told.reason
+
+
+@pytest.mark.usefixtures("tensor_cores")
 def test_blocks_that_share_a_tile_on_tensor_cores():
     told = explain(untouched(70, 65536), untouched(65536, 64), precision="bf16x6")
     assert (told.stage, told.launches, told.whole_tiles) == ("persistent", 3, 0)

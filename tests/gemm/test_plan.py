@@ -302,3 +302,12 @@ def test_plan_loads_the_kernels_of_its_calls(torch, gpu, precision):
     assert len(gpu.kernels) == loaded
     assert (gpu.launches[-1].grid, gpu.launches[-1].block) == (made.grid, made.block)
     assert made.precision == precision
+
+
+def test_sums_of_a_folded_batch_are_divided(torch, gpu):
+    """One B for all matrices of A: a product of more rows than the plan's, in the same configuration."""
+    gpu.computes = False
+    made = plan(64, 64, 8192, batch=4, precision="bf16x6")
+    made(tensor(filled(4 * 64, 8192).reshape(4, 64, 8192)), tensor(filled(8192, 64)))
+    names = [launch.kernel for launch in gpu.launches]
+    assert [name for name in names if "_split" in name] == [f"persistent_bf16x6_{made.config.name}_split"]

@@ -90,6 +90,14 @@ def test_kernels_of_a_precision(precision, fetched):
         assert bool(one.config) == (one.stage in TENSOR_STAGES), "kernels that prepare operands have no configuration"
 
 
+@pytest.mark.parametrize("precision", ["bf16x6", "tf32", "fp16x3"])
+def test_kernels_of_a_stage_that_divides_sums(precision, fetched):
+    precompile("persistent", H200, precision)
+    assert {name for name, _ in fetched if name.startswith(("persistent", "add_partials"))} == {
+        name for name in EXPECTED[precision] if name.startswith(("persistent", "add_partials"))
+    }
+
+
 def test_fp32_auto_is_both_that_it_may_stand_for(fetched):
     report = precompile(cc=H200, precision="fp32_auto")
     names = {name for name, _ in fetched}
