@@ -399,6 +399,35 @@ def test_composed_operators_are_replaced_in_either_mode(name, mode, products):
     assert len(products) == expected
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize(
+    ("layout", "call"),
+    [
+        (torch.strided, lambda x: x.chunk(2, -1)[0]),
+        (torch.strided, lambda x: x.contiguous()),
+        (torch.jagged, lambda x: x.contiguous()),
+        (torch.jagged, lambda x: x.unflatten(-1, (2, 3))),
+    ],
+)
+def test_nested_tensors_keep_their_kernels(call, layout, products):
+    x = torch.nested.nested_tensor([tensor(2, 6), tensor(3, 6)], layout=layout)
+    with torch.inference_mode():
+        expected = call(x)
+        with ours.override():
+            result = call(x)
+    for one, other in zip(result.unbind(), expected.unbind(), strict=True):
+        close(one, other)
+
+
+def test_decompositions_in_python_are_not_used(monkeypatch, products):
+    x = tensor(1, 1, 4, 4)
+    interpolate = torch.ops.aten.upsample_bilinear2d.vec
+    for key in interpolate.py_kernels:
+        monkeypatch.setitem(interpolate.py_kernels, key, lambda *_, **__: pytest.fail("the decomposition ran"))
+    with torch.inference_mode(), ours.override():
+        torch.nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear")
+
+
 def test_fused_layers_cause_a_warning(products):
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, device=DEVICE).eval()
     x = tensor(1, 4, 16)

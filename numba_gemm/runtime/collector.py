@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Iterator
 
 __all__ = ["UNCOLLECTED", "without_collections"]
@@ -17,17 +18,28 @@ FROZEN_BY_PYTHON = 1000  # more objects than Python 3.12 itself starts with; a p
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """Switch the garbage collector off, for a compilation and what it imports."""
-    collecting = gc.isenabled()
-    gc.disable()
+    """Switch the garbage collector off, for a compilation and what it imports.
+
+    If several threads compile, it is off until the last one has finished.
+    """
+    global _running, _collecting
+    with _lock:
+        if not _running:
+            _collecting = gc.isenabled()
+            gc.disable()
+        _running += 1
     try:
         yield
     finally:
-        if collecting:
-            _spare_the_collector()
-            gc.enable()
+        with _lock:
+            _running -= 1
+            if _collecting and not _running:
+                _spare_the_collector()
+                gc.enable()
 
 
+_lock = threading.Lock()
+_running, _collecting = 0, True  # compilations, and the collector's state before the first of them
 _compilations = 0
 
 

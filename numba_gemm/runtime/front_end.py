@@ -232,7 +232,7 @@ def _contexts() -> list[Change]:
             first = registries[:1]  # that of intrinsics, which are implemented when they are called first
             if of_intrinsics and first and (id(self), id(first[0])) in sizes and grown(self, first):
                 self.install_registry(first[0])
-            elif not registries or grown(self, registries):
+            if not registries or grown(self, registries):
                 refresh(self)
                 grown(self, self._registries)
 
@@ -346,7 +346,8 @@ def _modules() -> list[Change]:
     from numba.cuda.codegen import CUDACodeLibrary
 
     modules: Any = CUDACodeLibrary.modules
-    once = property(lambda self: list(dict.fromkeys(modules.fget(self))))
+    get = modules.fget
+    once = property(lambda self: list(dict.fromkeys(get(self))))
     return [(CUDACodeLibrary, "modules", once)]
 
 

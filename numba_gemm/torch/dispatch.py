@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ..gemm.precision import IEEE, canonical
 from ..typing import PrecisionName
 from .operators import DEVICE, OPERATORS, PLAIN
 
 __all__ = ["Override", "override"]
+
+COMPOSED = DispatchKey.CompositeImplicitAutograd
 
 _aten = torch.ops.aten
 _REPLACED = {  # PyTorch's operators: dimensions of their matrices, and what computes them here
@@ -81,11 +86,9 @@ class Override(TorchDispatchMode):
                 factors = [float(kwargs.get(name, 1)) for name in ("beta", "alpha")] if len(args) == 3 else [1.0]
                 with torch.no_grad():  # autograd records what PyTorch's own operator computes
                     return ours(*args, *factors, self._precision)
-        elif torch.is_inference_mode_enabled():  # operators that are composed of others arrive whole
-            with self:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+        elif torch.is_inference_mode_enabled() and _is_composed(func) and not _any_nested(args, kwargs):
+            with self:  # operators that are composed of others arrive whole
+                return func._op_dk(COMPOSED, *args, **kwargs)  # noqa: SLF001
         if func in _FUSED and args[0].dtype == torch.float32:
             warnings.warn(
                 f"{func} computes its products inside PyTorch, not in precision {self._precision!r}; call "
@@ -93,6 +96,17 @@ class Override(TorchDispatchMode):
                 stacklevel=2,
             )
         return func(*args, **kwargs)
+
+
+@cache
+def _is_composed(func: Any) -> bool:
+    """Return True if PyTorch composes an operator of others in C++; its decompositions in Python may be far slower."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSED))  # noqa: SLF001
+
+
+def _any_nested(*arguments: Any) -> bool:
+    """Return True if any argument is a nested tensor, for which PyTorch has kernels of its own."""
+    return any(isinstance(x, Tensor) and x.is_nested for x in tree_leaves(arguments))
 
 
 def _takes(dimensions: int, *operands: Tensor) -> bool:

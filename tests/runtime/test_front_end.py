@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import subprocess
 import sys
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from support import compile_stages
+
+from numba_gemm.runtime import collector
 
 SCRIPT = Path(compile_stages.__file__).with_name("compile_twice.py")
 CALLS = 1_720_000  # of Python functions that a compilation of `thin` may take
@@ -144,3 +148,13 @@ def test_no_library_is_loaded_that_is_not_needed():
 
 def test_the_collector_passes_over_the_first_compilations():
     run("-c", COLLECTOR)
+
+
+def test_the_collector_is_off_until_the_last_compilation_has_ended():
+    assert gc.isenabled()
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:  # of two threads, which overlap
+        first.enter_context(collector.without_collections())
+        second.enter_context(collector.without_collections())
+        first.close()
+        assert not gc.isenabled()
+    assert gc.isenabled()
