@@ -105,7 +105,7 @@ def seconds_of(
     rows, cols = (n, m) if tma == "NN" and isinstance(stage, TmaStage) else (m, n)
     slot_k, rated = _rated(stage, precision, k < LONG_SUM)
     flops_by_area = 2.0 * max(k, slot_k) * sm_count
-    slots = -(-k // slot_k)
+    slots = ceil_div(k, slot_k)
     own = precision_for(precision, k)
     slower, few_slower = SPEEDS[precision] / SPEEDS[own.name], STEPWISE if own.stepwise else 1.0
     zeros = 0.0  # seconds for each row that is filled up
