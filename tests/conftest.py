@@ -37,7 +37,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["NUMBA_GEMM_CACHE_DIR"], ignore_errors=True)
 # Several processes run tests: each starts few to compile, and none to compile ahead.
 os.environ.setdefault("NUMBA_GEMM_JOBS", "3")
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # queues of the GPU: streams of one wait for each other
+# Queues of the GPU: streams of one queue wait for each other. There are about 512, for all workers and a process that
+# each may start; beyond that, a new context fails with CUDA_ERROR_OUT_OF_MEMORY.
+workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(max(1, min(32, 256 // workers)))
 TURN = Path(os.environ["NUMBA_GEMM_CACHE_DIR"]) / "turn.lock"
 
 # Imported once the lines above have run.

@@ -16,7 +16,7 @@ from ..kernels.product import ONE, Product
 from ..kernels.stage import IEEE, Gpu, Partition, Stage
 from ..kernels.step import Kernel
 from ..kernels.tensor_core import TENSOR_STAGES
-from ..kernels.tensor_core.stage import TensorStage
+from ..kernels.tensor_core.stage import LONG_SUM, TensorStage
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..models.gpu_names import dotted
 from ..runtime.device import DeviceProperties
@@ -203,11 +203,13 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
         wanted.tma,
         wanted.memory_bandwidth,
     )
+    few_tiles = wanted.m * wanted.n * wanted.matrices <= wanted.sm_count * FEW_TILES_ELEMENTS
+    dividing = only is None and bool(wanted.tma) and wanted.k >= LONG_SUM and few_tiles
     found = [
         Choice(stage, config, partition, False, LAUNCH + (before + seconds) * wanted.clock_hz, "", wanted.precision)
-        for seconds, config, partition in timed
+        for seconds, config, partition in (timed if dividing else timed[:most])
     ]
-    if only is None and wanted.tma and wanted.m * wanted.n * wanted.matrices <= wanted.sm_count * FEW_TILES_ELEMENTS:
+    if dividing:
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
         others = [one for one in _ranked_tensor(wanted._replace(tma=""), None) if one.partition is not None]
         found = sorted(found + others, key=lambda one: one.clocks * (1.0 if one.partition is None else DECOMPOSING))

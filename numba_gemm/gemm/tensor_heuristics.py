@@ -1,4 +1,7 @@
-"""A model of the speed of tensor-core kernels: rates of block tiles, and rounds in which they are computed."""
+"""A model of the speed of tensor-core kernels: rates of block tiles, and rounds in which they are computed.
+
+A new shape waits for `seconds_of`, so quotients are rounded up in place, as in `cost_model`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
-from ..device.units import FLOAT32_BYTES, ceil_div
+from ..device.units import FLOAT32_BYTES
 from ..kernels.stage import Partition, Stage
 from ..kernels.tensor_core import TENSOR_PRECISIONS, TensorPrecision
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage, precision_for
@@ -105,28 +108,27 @@ def seconds_of(
     rows, cols = (n, m) if tma == "NN" and isinstance(stage, TmaStage) else (m, n)
     slot_k, rated = _rated(stage, precision, k < LONG_SUM)
     flops_by_area = 2.0 * max(k, slot_k) * sm_count
-    slots = ceil_div(k, slot_k)
+    slots = -(-k // slot_k)
     own = precision_for(precision, k)
     slower, few_slower = SPEEDS[precision] / SPEEDS[own.name], STEPWISE if own.stepwise else 1.0
     zeros = 0.0  # seconds for each row that is filled up
     if bandwidth and isinstance(stage, TensorStage):
         zeros = matrices * k * FLOAT32_BYTES * own.parts / own.per_word / (MEMORY_EFFICIENCY * bandwidth)
     whole, divided = [], []
-    for config, BM, BN, rate, few in rated:
-        down, across = ceil_div(rows, BM), ceil_div(cols, BN)
-        tiles = down * across
-        rounds, filling = ceil_div(matrices * tiles, sm_count), zeros * (down * BM - rows + across * BN - cols)
+    for config, BM, BN, rate, few, divisible in rated:
+        down, across = -(-rows // BM), -(-cols // BN)
+        tiles = matrices * down * across
+        rounds, filling = -(-tiles // sm_count), zeros * (down * BM - rows + across * BN - cols)
         flops = BM * BN * flops_by_area
-        ranked = filling + rounds * (TILE_END + flops / (rate * 1e12))
         summing = flops / 1e12 * (few_slower / few if rounds == 1 else slower / rate)
-        expected = filling + rounds * (TILE_END + summing)
-        whole.append((ranked, expected, config, None))
-        most = min(slots, sm_count // (matrices * tiles)) if may_divide(stage, config, k) else 1
-        for shares in (*(count for count in SPLITS if count < most), most) if most > 1 else ():
-            partials = 2 * FLOAT32_BYTES * BM * BN * matrices * tiles * shares
-            share = summing * ceil_div(slots, shares) / slots
-            seconds = filling + TILE_END + share + ADDING + partials / PARTIALS_RATE
-            divided.append((seconds * CLEAR_MARGIN, seconds, config, Partition(tiles * shares, 0)))
+        ranked = filling + rounds * (TILE_END + flops / (rate * 1e12))
+        whole.append((ranked, filling + rounds * (TILE_END + summing), config, None))
+        if divisible and 2 * tiles <= sm_count:
+            most = min(slots, sm_count // tiles)
+            partials, other = 2 * FLOAT32_BYTES * BM * BN * tiles / PARTIALS_RATE, filling + TILE_END + ADDING
+            for shares in (*(count for count in SPLITS if count < most), most):
+                seconds = other + summing * -(-slots // shares) / slots + partials * shares
+                divided.append((seconds * CLEAR_MARGIN, seconds, config, Partition(down * across * shares, 0)))
     # Whole tiles are ranked by `tile_rates`, and compared with divided ones by their expected times.
     ranked, expected, *_ = min(whole, key=itemgetter(0))
     found = [(one * expected / ranked, *rest) for one, *rest in whole] + divided
@@ -134,10 +136,11 @@ def seconds_of(
 
 
 @lru_cache(maxsize=64)
-def _rated(stage: Stage, precision: str, short: bool) -> tuple[int, list[tuple[Any, int, int, float, float]]]:
-    """Return the least terms that a sum is computed with; and the configurations, their extents and throughputs.
+def _rated(stage: Stage, precision: str, short: bool) -> tuple[int, list[tuple[Any, int, int, float, float, bool]]]:
+    """Return the least terms that a sum is computed with; and the configurations, with what is known of each.
 
-    Throughputs are those with tiles for all multiprocessors several times over, and with at most one for each.
+    These are its extents; throughputs with tiles for all multiprocessors several times over, and with at most one for
+    each; and whether its sums may be divided.
     """
     k = 1 if short else LONG_SUM
     slot_k, rates, few = 1, TMA_RATES, TMA_RATES
@@ -150,7 +153,7 @@ def _rated(stage: Stage, precision: str, short: bool) -> tuple[int, list[tuple[A
     for config in configs:
         extents = config.BM, config.BN
         rate = rates.get(extents, slowest)
-        found.append((config, *extents, rate, few.get(extents, rate)))
+        found.append((config, *extents, rate, few.get(extents, rate), may_divide(stage, config, k)))
     return slot_k, found
 
 

@@ -62,7 +62,7 @@ class MatrixAt(NamedTuple):
     @property
     def words(self) -> tuple[Word, ...]:
         """Words that the kernel is passed."""
-        return (self.place, *self.layout.words)
+        return (self.place, *self.layout[:4])  # as `Layout.words`
 
 
 class Vector(NamedTuple):

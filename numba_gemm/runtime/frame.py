@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from ctypes import byref
 from functools import cache, partial
 from typing import Any
 
@@ -70,21 +71,22 @@ class FrameLayout:
         self.packing = _packing(len(places))
 
     def memory(self) -> tuple[Any, list[int], int]:
-        """Return memory with the constant words in place, the address of each launch's parameters, and of the configs.
+        """Return memory with the constant words in place, and where in it each launch's parameters and the configs are.
 
         It holds the moving words; all words, those that move unused; the address of each word; a ``CUlaunchConfig`` per
         launch.
         """
         first, count, configs = 8 * len(self.moving), len(self._words), self._configs
-        memory = (ctypes.c_char * (first + 16 * count + len(configs)))()
+        tables = first + 8 * count
+        end = tables + 8 * count
+        memory = (ctypes.c_char * (end + len(configs)))()
         start = ctypes.addressof(memory)
-        tables = start + first + 8 * count
-        addresses = [*range(start + first, tables, 8)]
+        addresses = [*range(start + first, start + tables, 8)]
         for i, place in zip(self._moved, self._places):
             addresses[i] = start + place
         _integers(2 * count).pack_into(memory, first, *self._words, *addresses)
-        ctypes.memmove(tables + 8 * count, configs, len(configs))
-        return memory, [tables + place for place in self._starts], tables + 8 * count
+        ctypes.memmove(start + end, configs, len(configs))
+        return memory, [tables + place for place in self._starts], end
 
 
 @cache
@@ -137,14 +139,15 @@ class Frame:
 
     def __init__(self, layout: FrameLayout, handles: Sequence[int], context: int) -> None:
         memory, tables, configs = layout.memory()
+        places = [configs + i * CONFIG.size for i in range(len(tables))]
         calls = [
-            (pointer_argument(configs + i * CONFIG.size), pointer_argument(handle), pointer_argument(table), None)
-            for i, (handle, table) in enumerate(zip(handles, tables, strict=True))
+            (byref(memory, place), pointer_argument(handle), byref(memory, table), None)
+            for place, handle, table in zip(places, handles, tables, strict=True)
         ]
         launch_kernel, get_current = raw("cuLaunchKernelEx"), raw("cuCtxGetCurrent")
         current = ctypes.c_void_p(None)
-        current_at = ctypes.byref(current)
-        streams_at = [configs - ctypes.addressof(memory) + i * CONFIG.size + STREAM_AT for i in range(len(calls))]
+        current_at = byref(current)
+        streams_at = [place + STREAM_AT for place in places]
         of_stream = 0
         move_operands = partial(OPERANDS.pack_into, memory, 0)
 

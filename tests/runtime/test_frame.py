@@ -57,6 +57,12 @@ def parameters(step, place):
     return pointers, [kind.from_address(pointer).value for kind, pointer in zip(kinds, pointers, strict=True)]
 
 
+def memory_of(layout):
+    """Return memory, and the address of each launch's parameters."""
+    memory, places, _ = layout.memory()
+    return memory, [ctypes.addressof(memory) + place for place in places]
+
+
 def check_words(steps, layout, places, values):
     """Check that every parameter of every launch has its value, and that equal moving words are one."""
     known = dict(zip(layout.moving, values, strict=True))
@@ -107,7 +113,7 @@ def test_words_are_where_the_parameters_point(case):
     steps, others = STEPS[case]
     layout = FrameLayout(steps)
     assert layout.moving == (*ALWAYS, *others), "the order in which a bound product passes their values"
-    memory, places, _ = layout.memory()
+    memory, places = memory_of(layout)
     for values in (values_of(layout), [0.0, 1.0, *range(-16, 16 * (len(layout.moving) - 3), 16)]):
         layout.packing.pack_into(memory, 0, *values)
         check_words(steps, layout, places, values)
@@ -116,7 +122,7 @@ def test_words_are_where_the_parameters_point(case):
 def test_values_of_a_kernel_s_parameters():
     steps, _ = STEPS["scalar, matrix, vector"]
     layout = FrameLayout(steps)
-    memory, (place,), _ = layout.memory()
+    memory, (place,) = memory_of(layout)
     layout.packing.pack_into(memory, 0, 1.5, 0.0, 4096, 0, 0, 8192)
     assert parameters(steps[0], place)[1] == [1.5, 4096, 3, 5, 20, -4, 0, 0, 7, 4, 8192, 7, 28]
 
@@ -131,7 +137,7 @@ arguments = st.sampled_from([ALPHA, BETA, A, B, C, PARTS]) | st.builds(Words, st
 def test_any_steps(steps):
     layout = FrameLayout(steps)
     assert len(set(layout.moving)) == len(layout.moving)
-    memory, places, _ = layout.memory()
+    memory, places = memory_of(layout)
     layout.packing.pack_into(memory, 0, *values_of(layout))
     check_words(steps, layout, places, values_of(layout))
 
@@ -150,7 +156,7 @@ class Driver:
 
     def launch(self, config, handle, place, extra):
         assert extra is None
-        config, handle, place = (ctypes.addressof(pointer._obj) for pointer in (config, handle, place))
+        config, handle, place = (ctypes.cast(pointer, ctypes.c_void_p).value for pointer in (config, handle, place))
         given = LaunchConfig.from_address(config)
         step = self.steps[len(self.launched) % len(self.steps)]
         overlaps = False

@@ -165,7 +165,7 @@ class HostGpu:
             return self.status
         assert self.current is not None, "no context is current"
         assert extra is None
-        config, handle, table = (ctypes.addressof(pointer._obj) for pointer in (config, handle, table))
+        config, handle, table = (ctypes.cast(pointer, ctypes.c_void_p).value for pointer in (config, handle, table))
         kernel, layout = self.kernels[handle], LaunchConfig.from_address(config)
         grid, block, stream = tuple(layout.grid), tuple(layout.block), layout.stream or 0
         arguments = self._arguments(kernel, table)
