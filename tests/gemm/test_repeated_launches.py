@@ -361,6 +361,33 @@ def test_repeated_call_takes_few_function_calls(torch, checked, monkeypatch, cas
     assert len(calls) <= allowed, f"{len(calls)} calls, and {allowed} are allowed:\n{listed}"
 
 
+# Calls of Python functions in a product of a new shape, at most: for 64 terms, and for 4096, whose sums may be divided.
+NEW_SHAPE_BUDGETS = {"ieee": (130, 162), "tf32": (120, 180), "bf16x6": (135, 151), "fp16x3": (147, 175)}
+
+
+@pytest.mark.parametrize("precision", NEW_SHAPE_BUDGETS)
+@pytest.mark.parametrize("k", [64, 4096])
+def test_new_shape_takes_few_function_calls(torch, checked, precision, k):
+    """A kernel is chosen and launched; the checks are an earlier product's."""
+    b = Tensor(on_boundary(np.zeros((k, 64), np.float32)))
+
+    def call(m):
+        a, c = (Tensor(on_boundary(np.zeros((m, cols), np.float32))) for cols in (k, 64))
+        plain = Case()
+        plain.precision = precision
+        with counting_calls() as calls:
+            plain((a, b, c), ())
+        return calls
+
+    for m in (36, 100, 164):
+        call(m)
+    calls = [name for name in call(228) if not name.endswith(">")]  # comprehensions are calls in some versions alone
+    assert len(checked) == 1
+    listed = "\n".join(calls)
+    allowed = NEW_SHAPE_BUDGETS[precision][k > 64]
+    assert len(calls) <= allowed, f"{len(calls)} calls, and {allowed} are allowed:\n{listed}"
+
+
 # --------------------------------------------------------------------------------------------- without room for a map
 
 

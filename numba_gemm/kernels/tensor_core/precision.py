@@ -13,6 +13,7 @@ of two.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 KINDS = ("tf32", "bf16", "f16")
@@ -64,17 +65,17 @@ class TensorPrecision:
         if self.products[-1] != (0, 0):
             raise ValueError(f"{self.name}: products {self.products} do not end with that of the first parts")
 
-    @property
+    @cached_property
     def per_word(self) -> int:
         """Narrow numbers in 32 bits."""
         return 1 if self.kind == "tf32" else 2
 
-    @property
+    @cached_property
     def scaled(self) -> bool:
         """True if each row of A and each column of B has a scale."""
         return self.kind == "f16"
 
-    @property
+    @cached_property
     def slot_k(self) -> int:
         """Terms of a sum per slot: as many as 128 bytes of a row hold."""
         return 32 * self.per_word
