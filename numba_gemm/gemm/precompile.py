@@ -254,8 +254,10 @@ def kernels_of(
             "expected a stage that computes in one of the precisions there; change one of them"
         )
     order = {kernel[-1]: i for i, (kernel, _) in reversed(list(enumerate(found)))}
-    unique = dict.fromkeys((*kernel, target) for kernel, target in found)
-    return sorted(unique, key=lambda one: order[one[3]])
+    unique: dict[tuple[Kernel, tuple[int, int]], tuple[str, str, str, Kernel, tuple[int, int]]] = {}
+    for kernel, target in found:
+        unique.setdefault((kernel[-1], target), (*kernel, target))
+    return sorted(unique.values(), key=lambda one: order[one[3]])
 
 
 def _several(name: str, given: str | Iterable[str]) -> list[str]:

@@ -55,7 +55,7 @@ LAUNCH = 2e-6  # seconds that each launch before the last one adds
 # faster.
 SPLITS = (2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 132)
 ADDING, PARTIALS_RATE, CLEAR_MARGIN = 1.3e-6, 2.2e12, 1.2
-# Tiles whose sums may be divided, from `LONG_SUM` terms on: each needs one more kernel per precision.
+# Tiles whose sums may be divided, from `LONG_SUM` terms on: those whose times were measured.
 SPLIT_TILES = ((64, 64), (64, 128), (128, 128))
 
 

@@ -43,9 +43,9 @@ AT_A, AT_B, AT_C = Moving(Slot.A), Moving(Slot.B), Moving(Slot.C)
 
 
 class Scalar(NamedTuple):
-    """A float32 argument, alpha or beta."""
+    """A float32 argument: alpha, beta, or a constant, whose word holds its bits."""
 
-    place: Moving
+    place: Word
 
     @property
     def words(self) -> tuple[Word, ...]:
@@ -87,6 +87,7 @@ class Words(NamedTuple):
 Argument = Scalar | MatrixAt | Vector | Words
 
 ALPHA, BETA = Scalar(Moving(Slot.ALPHA)), Scalar(Moving(Slot.BETA))
+ALPHA_ONE, BETA_ZERO = Scalar(0x3F800000), Scalar(0)
 
 
 @dataclass(frozen=True, eq=False)

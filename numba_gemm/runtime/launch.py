@@ -12,7 +12,7 @@ from ..device.units import FLOAT32_BYTES
 from ..kernels.ladder.stage import Variant
 from ..kernels.product import ONE, Batch, Layout, Product
 from ..kernels.stage import IEEE, MAX_K, Partition, Stage
-from ..kernels.step import Argument, Kernel, Launches, MatrixAt, Scalar, Slot, Step
+from ..kernels.step import Argument, Kernel, Launches, MatrixAt, Moving, Scalar, Slot, Step
 from ..kernels.step import Vector as VectorAt
 from ..simulator import scheduler
 from ..simulator.switch import SIMULATOR
@@ -247,6 +247,7 @@ def _simulated(
 
     def value(step: Step, argument: Argument) -> Any:
         if isinstance(argument, Scalar):
+            assert isinstance(argument.place, Moving), "stages of the simulator have no constants"
             return values[argument.place.slot]
         if isinstance(argument, MatrixAt):
             slot, layout = argument.place.slot, argument.layout

@@ -310,4 +310,4 @@ def test_sums_of_a_folded_batch_are_divided(torch, gpu):
     made = plan(64, 64, 8192, batch=4, precision="bf16x6")
     made(tensor(filled(4 * 64, 8192).reshape(4, 64, 8192)), tensor(filled(8192, 64)))
     names = [launch.kernel for launch in gpu.launches]
-    assert [name for name in names if "_split" in name] == [f"persistent_bf16x6_{made.config.name}_split"]
+    assert names == ["decompose_bf16x6", f"persistent_bf16x6_{made.config.name}", "add_partials"]

@@ -52,26 +52,25 @@ def decomposed(stage, precision, tiles):
     products = {f"{stage}_{name}_{tile}" for name in names for tile in tiles}
     return (
         products
-        | {f"decompose_{name}" for name in names}
+        | {"decompose_bf16x6" if precision == "bf16x9" else f"decompose_{precision}"}
         | ({"row_maxima"} if TENSOR_PRECISIONS[precision].scaled else set())
     )
 
 
-def split(precision, tiles, how=""):
-    """Names of the kernels for sums that are divided among blocks."""
-    return {f"persistent_{precision}_{tile}_split" for tile in tiles} | {f"add_partials{how}"}
+def persistent(precision, tiles):
+    """Names of all kernels of a precision where sums may be divided among blocks."""
+    return decomposed("persistent", precision, tiles) | {"add_partials"}
 
 
 EXPECTED = {
-    "tf32": decomposed("persistent", "tf32", WIDE + TILES)
-    | split("tf32", TILES, "_plain")
-    | {f"tf32_tma_{tile}_{layout}" for tile in MAPPED for layout in ("NN", "NT", "TT")},
-    "tf32x3": decomposed("persistent", "tf32x3", TILES) | split("tf32x3", TILES),
-    "bf16": decomposed("persistent", "bf16", WIDE + TILES) | split("bf16", TILES, "_plain"),
-    "bf16x3": decomposed("persistent", "bf16x3", TILES) | split("bf16x3", TILES),
-    "bf16x6": decomposed("persistent", "bf16x6", COMPENSATED) | split("bf16x6", TILES),
-    "bf16x9": decomposed("persistent", "bf16x9", COMPENSATED) | split("bf16x9", TILES),
-    "fp16x3": decomposed("persistent", "fp16x3", TILES) | split("fp16x3", TILES, "_scaled"),
+    "tf32": persistent("tf32", WIDE + TILES)
+    | {f"tf32_tma_{tile}_{way}" for tile in MAPPED for way in ("along", "across")},
+    "tf32x3": persistent("tf32x3", TILES),
+    "bf16": persistent("bf16", WIDE + TILES),
+    "bf16x3": persistent("bf16x3", TILES),
+    "bf16x6": persistent("bf16x6", COMPENSATED),
+    "bf16x9": persistent("bf16x9", COMPENSATED),
+    "fp16x3": persistent("fp16x3", TILES),
 }
 
 

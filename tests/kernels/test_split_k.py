@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import struct
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from support.tensor_core_cases import passed
 
 import numba_gemm
 from numba_gemm.gemm import heuristics, tensor_heuristics
@@ -29,7 +31,7 @@ from numba_gemm.simulator.switch import SIMULATOR
 
 PERSISTENT = TENSOR_STAGES["persistent"]
 SMALL = PERSISTENT.configs[3]
-GPU = Gpu((9, 0), 132)
+GPU, SHARES = Gpu((9, 0), 132), Partition(4, 0)
 UNIT = 2.0**-24
 FULL_RANGE = ("tf32x3", "bf16x3", "bf16x6", "bf16x9")
 
@@ -50,7 +52,8 @@ def dense_product(m, n, k, batch=ONE, epilogue=None, vectors=()):
 @simulated
 @pytest.mark.parametrize("own_rows", [1, 3])
 @pytest.mark.parametrize(
-    ("slots", "shares"), [(1, 1), (2, 2), (3, 2), (7, 7), (1024, 132), (1563, 132), (131, 130), ((1 << 30) // 32, 132)]
+    ("slots", "shares"),
+    [(1, 1), (12, 1), (2, 2), (3, 2), (7, 7), (1024, 132), (1563, 132), (131, 130), ((1 << 30) // 32, 132)],
 )
 def test_every_slot_is_in_one_share(slots, shares, own_rows):
     from numba_gemm.kernels.tensor_core.split_k import share
@@ -66,13 +69,6 @@ def test_every_slot_is_in_one_share(slots, shares, own_rows):
     sizes = {end - begin for begin, end in bounds}
     assert min(sizes) >= 1
     assert max(sizes) - min(sizes) <= 1
-
-
-@simulated
-def test_a_sum_that_is_not_divided_has_all_slots():
-    from numba_gemm.kernels.tensor_core.split_k import whole_sum
-
-    assert whole_sum(5, 9, 9, 12) == (5, 0, 12)
 
 
 @pytest.mark.parametrize(("shares", "threads"), [(2, 1), (4, 1), (5, 2), (8, 2), (16, 4), (17, 8), (132, 8)])
@@ -110,7 +106,7 @@ class Added:
         """C; it lies among NaNs, which stay, and holds NaN before if beta is 0."""
         from numba_gemm.simulator import scheduler
 
-        kernel = add_partials_kernel(AddPartialsVariant(self.scaled, self.recomputes, epilogue, len(vectors)))
+        kernel = add_partials_kernel(AddPartialsVariant(epilogue, len(vectors)))
         shape = (self.matrices, self.n + 3, self.m + 2) if by_columns else (self.matrices, self.m + 2, self.n + 3)
         around = np.full(shape, np.nan, np.float32)
         inner = around[:, 1:-2, 1:-1].swapaxes(1, 2) if by_columns else around[:, 1:-1, 1:-2]
@@ -120,7 +116,7 @@ class Added:
         a, b = self.scales
         groups = threads_per_sum(self.shares)
         steps = [one.strides[0] for one in (a, b, inner, self.x, self.y, flat)]
-        words = (*steps, self.shares, groups)
+        words = (*steps, self.shares, groups, int(self.recomputes), int(self.scaled))
         operands = (np.float32(alpha), a[0], b[0], np.float32(beta), inner[0], self.x[0], self.y[0], flat[0], words)
         grid = (-(-self.m * self.n // (THREADS // groups)), self.matrices)
         with np.errstate(all="ignore"):
@@ -230,19 +226,25 @@ def test_steps_of_a_split_product(precision):
     assert made.multiplication is multiplies
     assert whole.multiplication is whole.steps[-1]
     assert before == list(whole.steps[:-1])
-    assert multiplies.kernel.variant.split
-    assert multiplies.kernel.variant.epilogue is None
+    assert multiplies.kernel is whole.multiplication.kernel
+    assert passed(multiplies) == passed(whole.multiplication)
     assert multiplies.grid == (36, 3, 1)
     size = 4 * 9 * 128 * 128
     assert made.scratch_bytes == whole.scratch_bytes + 3 * size
     place, (_, *extents) = multiplies.arguments[4].place, multiplies.arguments[4].words
     assert (place.slot, place.offset) == (Slot.SCRATCH, whole.scratch_bytes)
     assert extents == [9 * 128, 128, 4 * 128, 4]
-    assert multiplies.arguments[:4] == whole.steps[-1].arguments[:4]
+    (alpha, *parts, beta), (_, *whole_parts, _) = multiplies.arguments[:4], whole.multiplication.arguments[:4]
+    assert parts == whole_parts
+    assert [struct.pack("<q", word)[:4] for one in (alpha, beta) for word in one.words] == [
+        struct.pack("<f", 1.0),
+        struct.pack("<f", 0.0),
+    ]
     assert multiplies.arguments[7].words[2] == size
     assert adds.arguments[7] == multiplies.arguments[4]
     assert adds.arguments[4] == whole.steps[-1].arguments[4]
-    assert adds.arguments[8].words[-3:] == (size, 9, 4)
+    own = TENSOR_PRECISIONS[precision]
+    assert adds.arguments[8].words[-5:] == (size, 9, 4, own.parts > 1, own.scaled)
     assert adds.grid == (math.ceil(100 * 70 / 64), 3, 1)
     assert [step.overlaps for step in made.steps][1:] == [True] * (len(made.steps) - 1)
 
@@ -269,18 +271,22 @@ def test_a_stage_that_does_not_split_ignores_a_partition():
     assert made[0] == made[1]
 
 
-def test_kernels_are_shared_by_precisions_and_epilogues():
+def test_kernels_are_shared_by_precisions_epilogues_and_whole_sums():
     product = dense_product(40, 50, 5000)
     with_epilogue = dense_product(40, 50, 5000, epilogue=abs)
 
-    def kernels(precision, one):
-        return [step.kernel for step in PERSISTENT.launches(SMALL, one, precision, Partition(4, 0), GPU).steps[-2:]]
+    def kernels(precision, one, partition=SHARES):
+        return [step.kernel for step in PERSISTENT.launches(SMALL, one, precision, partition, GPU).steps]
 
-    assert kernels("bf16x6", product)[0] is kernels("bf16x6", with_epilogue)[0]
-    assert kernels("bf16x6", product)[1] is kernels("tf32x3", product)[1]
-    assert kernels("bf16x6", product)[1] is not kernels("bf16x6", with_epilogue)[1]
-    assert kernels("bf16x6", product)[1] is not kernels("fp16x3", product)[1]
-    assert kernels("bf16x6", product)[1] is not kernels("bf16", product)[1]
+    multiplies, adds = kernels("bf16x6", product)[-2:]
+    assert kernels("bf16x6", product, None)[-1] is multiplies
+    assert kernels("bf16x6", with_epilogue)[-2] is multiplies
+    assert kernels("bf16x6", with_epilogue, None)[-1] is not multiplies
+    assert kernels("bf16x6", with_epilogue)[-1] is not adds
+    assert {kernels(precision, product)[-1] for precision in TENSOR_PRECISIONS} == {adds}
+    decompositions = {precision: kernels(precision, product)[-3] for precision in TENSOR_PRECISIONS}
+    assert decompositions["bf16x6"] is decompositions["bf16x9"] is kernels("bf16x6", dense_product(40, 50, 70), None)[0]
+    assert len({*decompositions.values()}) == len(TENSOR_PRECISIONS) - 1
 
 
 # ------------------------------------------------------------------------------------------------------------ choices

@@ -12,7 +12,7 @@ from support.recorded_launches import record_launches
 from numba_gemm.device.units import MAX_GRID_Y
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Gpu
-from numba_gemm.kernels.step import MapOf, Moving, Slot
+from numba_gemm.kernels.step import AT_C, MapOf, MatrixAt, Moving, Slot
 from numba_gemm.kernels.tensor_core import (
     TENSOR_PRECISIONS,
     TENSOR_STAGES,
@@ -22,7 +22,7 @@ from numba_gemm.kernels.tensor_core import (
     tma_stage,
 )
 from numba_gemm.kernels.tensor_core.config import ROW_BYTES
-from numba_gemm.kernels.tensor_core.tma_stage import TmaVariant, describable, tma_operands
+from numba_gemm.kernels.tensor_core.tma_stage import LAYOUTS, TmaVariant, describable, tma_operands
 from numba_gemm.models.accuracy import TENSOR_BOUNDS
 from numba_gemm.runtime import bound_product, kernel_key
 from numba_gemm.runtime.bound_product import BoundProduct, NoRoomForMaps
@@ -37,7 +37,7 @@ TF32 = TENSOR_PRECISIONS["tf32"]
 simulated = pytest.mark.skipif(not SIMULATOR, reason="runs on the simulator")
 
 GPU = Gpu((9, 0), 132)
-LAYOUTS = [*tf32_tma.LAYOUTS]
+VARIANT = TmaVariant(TensorVariant(TF32), along=False)
 
 
 def layout_of(rows, cols, *, by_columns=False, offset=0, pad=0):
@@ -95,7 +95,7 @@ def test_operands_of_all_layouts(letters):
     if letters == "TN":
         assert found is several is None
         return
-    layout = tf32_tma.LAYOUTS[letters]
+    layout = LAYOUTS[letters]
     assert (several.u_step, several.v_step) == ((0, 1600) if layout.swapped else (1600, 0))
     assert tma_operands(product_of(a, b, batch._replace(a=(0, 0, 1604)))) is None
     assert tma_operands(product_of(a, b, batch._replace(b=(0, 0, -1600)))) is None
@@ -158,14 +158,12 @@ def test_maps_and_grid_of_a_product(layout):
 @simulated
 def test_the_simulator_says_that_it_has_no_matrix_instructions():
     with pytest.raises(NotImplementedError, match="no matrix instructions"):
-        tf32_tma.build(TMA.configs[0], TensorVariant(TF32), tf32_tma.LAYOUTS["NN"])
+        tf32_tma.build(TMA.configs[0], VARIANT)
 
 
 def test_more_than_one_part_is_refused():
-    from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS
-
     with pytest.raises(ValueError, match="one part"):
-        tf32_tma.build(TMA.configs[0], TensorVariant(TENSOR_PRECISIONS["tf32x3"]), tf32_tma.LAYOUTS["NN"])
+        tf32_tma.build(TMA.configs[0], replace(VARIANT, tensor_variant=TensorVariant(TENSOR_PRECISIONS["tf32x3"])))
 
 
 # -------------------------------------------------------------------------------------------- launches, without a GPU
@@ -306,17 +304,37 @@ def test_cached_kernel_names_are_distinct():
     def epilogue_of(bias):
         return lambda value, row, col: value + bias
 
-    def name(config, variant, layout):
-        return kernel_key.key(TMA.kernel_of(config, TmaVariant(variant, layout)), (9, 0))
+    def name(config, variant, *layout):
+        return kernel_key.key(TMA.kernel_of(config, TmaVariant(variant, *layout)), (9, 0))
 
     variants = [TensorVariant(TF32, *more) for more in ((), (epilogue_of(1.0),), (epilogue_of(2.0),))]
     variants += [TensorVariant(TF32, epilogue_of(1.0), count) for count in (1, 2)]
-    names = [name(*made) for made in itertools.product(TMA.configs, variants, LAYOUTS)]
+    names = [name(*made) for made in itertools.product(TMA.configs, variants, (False, True), (False, True))]
     assert None not in names
-    assert len(set(names)) == len(names) == len(variants) * len(LAYOUTS) * len(TMA.configs)
+    assert len(set(names)) == len(names) == len(variants) * 4 * len(TMA.configs)
     factors = [1.0]
     untold = TensorVariant(TF32, lambda value, row, col: value * factors[0])
-    assert name(TMA.configs[0], untold, "NN") is None
+    assert name(TMA.configs[0], untold, True) is None
+
+
+def test_layouts_share_kernels():
+    """C by rows and its transpose are one kernel's, but for an epilogue, which is passed rows and columns of C."""
+    found = {}
+    for letters, epilogue in itertools.product(LAYOUTS, (None, abs)):
+        a, b = (layout_of(16, 16, by_columns=order == "T") for order in letters)
+        found[letters, epilogue] = TMA.kernel(TMA.configs[0], product_of(a, b)._replace(epilogue=epilogue))
+    assert found["NN", None] is found["TT", None]
+    assert len({*found.values()}) == 5
+
+
+@pytest.mark.parametrize("letters", LAYOUTS)
+def test_kernels_are_passed_the_matrix_that_they_compute(letters):
+    a, b = (layout_of(16, 16, by_columns=order == "T") for order in letters)
+    product = product_of(a, b)
+    for one in (product, product._replace(epilogue=abs)):
+        (step,) = TMA.launches(TMA.configs[0], one, "tf32", None, GPU).steps
+        c = step.arguments[4]
+        assert c == MatrixAt(AT_C, product.c.transposed if letters == "NN" else product.c)
 
 
 # ------------------------------------------------------------------------------------------------ rows in registers
@@ -334,9 +352,8 @@ def copied(rows, along):
 
 
 @simulated
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_threads_load_the_rows_that_the_instruction_wants(layout):
-    along = tf32_tma.LAYOUTS[layout].along
+@pytest.mark.parametrize("along", [False, True])
+def test_threads_load_the_rows_that_the_instruction_wants(along):
     start_of, load_rows = tf32_tma.row_loads(along)
     memory, down, seen = copied(128, along), 8 if along else 1, []
     for group, warp, lane in itertools.product(range(2), range(4), range(32)):
@@ -398,10 +415,11 @@ def test_sums_are_stored(layout, beta, with_epilogue, m, n, turned):
     def epilogue(value, row, col, across):
         return value + across[col] - row
 
-    layout, config = tf32_tma.LAYOUTS[layout], WarpgroupConfig(64, 64, producers=1)
-    variant = TensorVariant(TF32, epilogue, 1) if with_epilogue else TensorVariant(TF32)
+    layout, config = LAYOUTS[layout], WarpgroupConfig(64, 64, producers=1)
+    own = TensorVariant(TF32, epilogue, 1) if with_epilogue else TensorVariant(TF32)
+    variant = TmaVariant(own, layout.along, layout.swapped and with_epilogue)
     start_of, _ = tf32_tma.row_loads(layout.along)
-    store, groups, down = tf32_tma.sums_store(config, variant, layout), config.BN // 8, 8 if layout.along else 1
+    store, groups, down = tf32_tma.sums_store(config, variant), config.BN // 8, 8 if layout.along else 1
     inside = m >= 64 and n >= 64
 
     @cuda.jit
@@ -421,7 +439,8 @@ def test_sums_are_stored(layout, beta, with_epilogue, m, n, turned):
     around = np.full((n + 2, m + 4) if turned else (m + 2, n + 4), np.nan, np.float32)
     c = around[1:-1, 2:-2].T if turned else around[1:-1, 2:-2]
     c[...] = old if beta else np.nan
-    scheduler.run(kernel, (1, 1), 128, (sums, c, (across,) if with_epilogue else ()))
+    computed = c.T if layout.swapped else c
+    scheduler.run(kernel, (1, 1), 128, (sums, computed, (across,) if with_epilogue else ()))
     rows, cols = min(m, 64), min(n, 64)
     expected = (
         np.float32(1.5) * (sums.T if layout.swapped else sums)[:rows, :cols] + np.float32(beta) * old[:rows, :cols]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from support.host_gpu import LaunchConfig
 from numba_gemm.kernels.product import Layout
 from numba_gemm.kernels.step import (
     ALPHA,
+    ALPHA_ONE,
     AT_A,
     AT_B,
     AT_C,
     BETA,
+    BETA_ZERO,
     Kernel,
     MatrixAt,
     Moving,
@@ -63,6 +66,11 @@ def memory_of(layout):
     return memory, [ctypes.addressof(memory) + place for place in places]
 
 
+def bits(value):
+    """Return the word of a constant float."""
+    return struct.unpack("<q", struct.pack("<f4x", value))[0]
+
+
 def check_words(steps, layout, places, values):
     """Check that every parameter of every launch has its value, and that equal moving words are one."""
     known = dict(zip(layout.moving, values, strict=True))
@@ -70,7 +78,12 @@ def check_words(steps, layout, places, values):
     for step, place in zip(steps, places, strict=True):
         words = [word for argument in step.arguments for word in argument.words]
         pointers, found = parameters(step, place)
-        assert found == [known[word] if isinstance(word, Moving) else word for word in words]
+        kinds = [type(argument) for argument in step.arguments for _ in argument.words]
+        seen = [
+            bits(value) if kind is Scalar and not isinstance(word, Moving) else value
+            for value, kind, word in zip(found, kinds, words, strict=True)
+        ]
+        assert seen == [known[word] if isinstance(word, Moving) else word for word in words]
         for word, pointer in zip(words, pointers, strict=True):
             assert pointer % 8 == 0
             if isinstance(word, Moving):
@@ -120,6 +133,9 @@ def test_words_are_where_the_parameters_point(case):
 
 
 def test_values_of_a_kernel_s_parameters():
+    layout = FrameLayout([step_of(ALPHA_ONE, BETA_ZERO)])
+    memory, (place,) = memory_of(layout)
+    assert parameters(step_of(ALPHA_ONE, BETA_ZERO), place)[1] == [1.0, 0.0]
     steps, _ = STEPS["scalar, matrix, vector"]
     layout = FrameLayout(steps)
     memory, (place,) = memory_of(layout)
@@ -130,7 +146,9 @@ def test_values_of_a_kernel_s_parameters():
 words = st.integers(-(1 << 63), (1 << 63) - 1) | st.builds(
     Moving, st.integers(Slot.A, Slot.VECTORS + 2), st.integers(0, 3).map(lambda i: 256 * i)
 )
-arguments = st.sampled_from([ALPHA, BETA, A, B, C, PARTS]) | st.builds(Words, st.lists(words, max_size=6).map(tuple))
+arguments = st.sampled_from([ALPHA, BETA, ALPHA_ONE, BETA_ZERO, A, B, C, PARTS]) | st.builds(
+    Words, st.lists(words, max_size=6).map(tuple)
+)
 
 
 @given(st.lists(st.lists(arguments, max_size=6).map(lambda some: step_of(*some)), min_size=1, max_size=4))

@@ -52,7 +52,7 @@ def parameters(kernel):
         return product | {"x": MATRIX, "y": MATRIX, "steps": 5} | vectors
     if kernel.signature is tensor_core.ADD_PARTIALS_SIGNATURE:
         operands = {"alpha": SCALAR, "a_parts": MATRIX, "b_parts": MATRIX, "beta": SCALAR}
-        return operands | dict.fromkeys(("c", "a", "b", "partials"), MATRIX) | {"words": 8} | vectors
+        return operands | dict.fromkeys(("c", "a", "b", "partials"), MATRIX) | {"words": 10} | vectors
     if kernel.signature is tensor_core.ROW_MAXIMA_SIGNATURE:
         return {"a": MATRIX, "a_maxima": MATRIX, "b": MATRIX, "b_maxima": MATRIX, "steps": 4}
     if kernel.signature is tensor_core.DECOMPOSE_SIGNATURE and kernel.variant.precision.scaled:

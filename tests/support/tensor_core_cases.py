@@ -13,7 +13,7 @@ from typing import Any
 
 from numba_gemm.kernels.product import Batch, Product, dense
 from numba_gemm.kernels.stage import Gpu, Partition, Stage
-from numba_gemm.kernels.step import Kernel, Moving, Slot, Step
+from numba_gemm.kernels.step import Kernel, Scalar, Step
 from numba_gemm.kernels.tensor_core import (
     SHORT_SUMS,
     TENSOR_PRECISIONS,
@@ -42,8 +42,8 @@ CUT = 2.0**-23  # of a sum, that an addition in the tensor cores cuts off at mos
 # Precisions in which the teaching stages are compiled, and two further kernels.
 COMPILED = ("tf32x3", "bf16x6")
 COMPILED_TOO = (("one_warpgroup", "tf32"), ("fresh_sums", "bf16x9"))
-# Layouts of operands that tensor maps describe; further configurations have the first one alone.
-TMA_LAYOUTS = ("NN", "NT", "TT")
+# How operands that tensor maps describe lie to k; further configurations have the first one alone.
+TMA_WAYS = ("across", "along")
 
 
 def public_name(precision: str) -> str:
@@ -65,10 +65,10 @@ def precisions_of(name: str, index: int) -> list[str]:
 
 
 def compiled_ways(name: str, index: int) -> list[str]:
-    """Return the precisions, or the layouts, in which the tests compile a configuration of a stage."""
+    """Return the precisions, or the ways that operands lie, in which the tests compile a configuration of a stage."""
     found, stage = precisions_of(name, index), TENSOR_STAGES[name]
     if stage is TMA:
-        return [*TMA_LAYOUTS[: 1 if index else None]]
+        return [*TMA_WAYS[: 1 if index else None]]
     if isinstance(stage, TensorStage) and stage.complete:
         return found
     return [precision for precision in found if precision in COMPILED or (name, precision) in COMPILED_TOO]
@@ -121,9 +121,7 @@ def kernels_of(precision: str, batched: bool = False, gpu: Gpu = GPU) -> list[Ke
 
 def passed(step: Step) -> list[str]:
     """Return the types of the words that a launch passes to its kernel, as PTX names them."""
-    words = (word for argument in step.arguments for word in argument.words)
-    scalars = (Slot.ALPHA, Slot.BETA)
-    return ["f32" if isinstance(word, Moving) and word.slot in scalars else "u64" for word in words]
+    return ["f32" if isinstance(one, Scalar) else "u64" for one in step.arguments for _ in one.words]
 
 
 def taken(ptx: str) -> list[str]:
@@ -138,36 +136,34 @@ def epilogue_kernel() -> Kernel:
     return PERSISTENT.kernel_of(PERSISTENT.configs[0], variant)
 
 
-def split_steps(precision: str) -> tuple[Step, Step]:
-    """Return the launches that multiply and add partial sums, if each sum is divided among two blocks."""
+def adding_step() -> Step:
+    """Return the launch that adds partial sums."""
     product = Product(dense("N", 64, LONG_SUM), dense("N", LONG_SUM, 64), dense("N", 64, 64))
-    made = PERSISTENT.launches(PERSISTENT.configs[0], product, precision, Partition(2, 0), GPU)
-    return made.multiplication, made.steps[-1]
+    return PERSISTENT.launches(PERSISTENT.configs[0], product, "fp16x3", Partition(2, 0), GPU).steps[-1]
 
 
-def tma_kernel(index: int, layout: str) -> Kernel:
+def tma_kernel(index: int, way: str) -> Kernel:
     """Return the kernel for operands that tensor maps describe."""
-    return TMA.kernel_of(TMA.configs[index], TmaVariant(TensorVariant(TF32), layout))
+    return TMA.kernel_of(TMA.configs[index], TmaVariant(TensorVariant(TF32), way == "along"))
 
 
 def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int, int]]]:
     """Yield descriptions, kernels and compute capabilities of a part.
 
-    It is "others", or a stage, the index of a configuration, and a precision or a layout: "persistent:0:bf16x6".
+    It is "others", or a stage, the index of a configuration, and a precision or a way: "persistent:0:bf16x6".
     """
     if part == "others":
         yield {"stage": "row maxima"}, kernels_of("fp16x3")[0], CC
         for step in steps_of(PERSISTENT, "fp16x3", batched=True):
             yield {"stage": "batched", "precision": "fp16x3", "passed": passed(step)}, step.kernel, CC
         yield {"stage": "epilogue"}, epilogue_kernel(), CC
-        for own in ("bf16x6", "fp16x3", "bf16"):
-            multiplies, adds = split_steps(own)
-            described = {"stage": "persistent", "precision": own, "claim": PERSISTENT.configs[0].claim}
-            yield described | {"passed": passed(multiplies)}, multiplies.kernel, CC
-            yield {"stage": "add partials", "precision": own, "passed": passed(adds)}, adds.kernel, CC
-        for precision in TENSOR_PRECISIONS:
-            step = steps_of(PERSISTENT, precision)[-2]
-            yield {"stage": "decompose", "precision": precision, "passed": passed(step)}, step.kernel, CC
+        adds = adding_step()
+        yield {"stage": "add partials", "passed": passed(adds)}, adds.kernel, CC
+        steps = {
+            step.kernel: step for precision in TENSOR_PRECISIONS for step in steps_of(PERSISTENT, precision)[-2:-1]
+        }
+        for kernel, step in steps.items():
+            yield {"stage": "decompose", "passed": passed(step)}, kernel, CC
         return
     name, index, how = part.split(":")
     stage = TENSOR_STAGES[name]
@@ -175,7 +171,7 @@ def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int
     described = {"stage": name, "claim": config.claim}
     if stage is TMA:
         (step,) = steps_of(TMA, "tf32")
-        described |= {"layout": how, "BM": config.BM, "passed": passed(step)}
+        described |= {"way": how, "BM": config.BM, "passed": passed(step)}
         yield described, tma_kernel(int(index), how), CC
     else:  # for the oldest GPU that has its instructions
         words = passed(steps_of(stage, "tf32x3")[-1])  # the same in all precisions and configurations

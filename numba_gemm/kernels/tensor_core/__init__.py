@@ -67,7 +67,7 @@ RECORDS: tuple[DirectStage | TensorStage | TmaStage, ...] = (
     TmaStage(
         name="tf32_tma",
         summary="operands copied by tensor maps, without a decomposition pass",
-        build=Code("tensor_core.tf32_tma", "build_variant"),
+        build=Code("tensor_core.tf32_tma"),
         configs=(
             WarpgroupConfig(128, 256, consumers=2, producers=1, claim=240),
             WarpgroupConfig(128, 192, consumers=2, producers=1, claim=240),

@@ -183,15 +183,12 @@ class TensorVariant(NamedTuple):
         Number of vectors that the epilogue takes.
     batched : bool
         True if the grid's y axis counts matrices of a batch.
-    split : bool
-        True if each sum is divided among blocks, which write partial sums (`split_k`).
     """
 
     precision: TensorPrecision
     epilogue: Callable[..., Any] | None = None
     vectors: int = 0
     batched: bool = False
-    split: bool = False
 
 
 def parts_shape(precision: TensorPrecision, mn: int, k: int, tile: int) -> tuple[int, int]:

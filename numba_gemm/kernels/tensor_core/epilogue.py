@@ -110,12 +110,15 @@ def for_each_sum(groups: int, visit):
 
 @lru_cache(maxsize=64)
 def sums_store(variant: TensorVariant, across: int, deep: int = 1):
-    """Make a device function ``(c, row, col, alpha, total, beta, a, b, x, y, vectors)`` that writes a warp's sums to C.
+    """Make a device function that writes a warp's sums to C.
+
+    Its parameters are ``(c, row, col, alpha, total, beta, a, b, x, y, vectors, partial)``.
 
     A warp has `deep` times 16 rows and `across` times 8 columns. In each group of 16 rows and 8 columns, lane l holds
     row l // 4 and the row eight below, and column l % 4 * 2 and the next; `row` and `col` are the lane's first ones.
     `total` is a local array of shape (deep * across, 4), in row-major order of the groups; it may be overwritten. `a`
-    and `b` are the parts, `x` and `y` the original operands.
+    and `b` are the parts, `x` and `y` the original operands. If `partial`, scales stay and nothing is recomputed: C is
+    aligned and consists of whole tiles, alpha is 1, and beta 0.
     """
     PARTS, SCALED, PLAIN = variant.precision.parts, variant.precision.scaled, variant.epilogue is None
     ACROSS, DEEP, GROUPS = across, deep, across * deep
@@ -191,22 +194,22 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
             i = uint32(i + 1)
 
     @device_function
-    def finish(c, row, col, alpha, total, beta, a, b, x, y, vectors):
-        if SCALED:
+    def finish(c, row, col, alpha, total, beta, a, b, x, y, vectors, partial):
+        if SCALED and not partial:
             unscale(total, a, b, row, col)
-        if in_pairs(c, row, col, beta) and (PARTS == 1 or none_huge(total)):
+        if in_pairs(c, row, col, beta) and (PARTS == 1 or partial or none_huge(total)):
             store_pairs(c, row, col, alpha, total)
         else:
             write(c, row, col, alpha, total, beta, x, y, vectors)
 
     @device_function
-    def finish_apart(c, row, col, alpha, total, beta, a, b, x, y, vectors):
+    def finish_apart(c, row, col, alpha, total, beta, a, b, x, y, vectors, partial):
         # With an epilogue, even short loops may stay rolled. Arrays that are indexed at run time are in local memory,
         # and the accumulators must not be: hence the copy.
         apart = cuda.local.array((GROUPS, 4), float32)
         for j in range(GROUPS):
             for q in range(4):
                 apart[j, q] = total[j, q]
-        finish(c, row, col, alpha, apart, beta, a, b, x, y, vectors)
+        finish(c, row, col, alpha, apart, beta, a, b, x, y, vectors, partial)
 
     return finish if PLAIN else finish_apart

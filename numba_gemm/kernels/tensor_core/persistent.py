@@ -7,7 +7,7 @@ Idea: as many blocks as the GPU has multiprocessors, each of which computes one 
     fetched while the current tile is stored. The sum of the leading products is kept apart from that of the rests
     (`accumulate`), in registers that the producer warpgroup does not need. A result of NaN or infinity may be an
     artefact of the parts, so it is recomputed in FP32 from the original operands. If there are few tiles, several
-    blocks share the sums of each (`split_k`).
+    blocks share the sums of each, in the same kernel (`split_k`).
 Traffic: as before, mostly from the L2 cache.
 Registers and shared memory: up to three sums of a warpgroup's tile, 240 registers per thread; as many slots as fit.
 Measured: 133.6 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.70 of cuBLAS SGEMM in the same run and 1.00
@@ -28,7 +28,7 @@ from ..stage import require
 from .accumulate import tile_sums
 from .epilogue import of_batch, place, sums_store
 from .pipeline import first_slot, slot_copies
-from .split_k import partials_store, share, whole_sum
+from .split_k import share
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP
 
 
@@ -38,9 +38,7 @@ def build(config, variant):
     SLOTS, CONSUMERS, SLOT = config.slots(precision), config.consumers, config.slot_bytes(precision)
     COLUMN_GROUPS, CLAIM = BN // 8, config.claim
     fetch, sum_tile = slot_copies(config, precision), tile_sums(config, precision)
-    SPLIT = variant.split
-    store = partials_store(COLUMN_GROUPS) if SPLIT else sums_store(variant, COLUMN_GROUPS)
-    part_of = share if SPLIT else whole_sum
+    store = sums_store(variant, COLUMN_GROUPS)
 
     @device_function
     def run(alpha, a, b, beta, c, x, y, steps, vectors):
@@ -52,7 +50,8 @@ def build(config, variant):
         tid = uint32(cuda.threadIdx.x)
         k_slots = uint32(a.shape[0] // PARTS)
         rows, cols = uint32((c.shape[0] + (BM - 1)) // BM), uint32((c.shape[1] + (BN - 1)) // BN)
-        own_rows = uint32((x.shape[0] + (BM - 1)) // BM)  # if the sums are split, C is as many matrices of partial sums
+        own_rows = uint32((x.shape[0] + (BM - 1)) // BM)
+        split = rows > own_rows  # C is several matrices of partial sums
         if tid == uint32(0):
             for i in range(SLOTS):
                 mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(1))
@@ -60,7 +59,7 @@ def build(config, variant):
             mbarrier.initialised()
         cuda.syncthreads()  # the barriers are set up before any thread waits on them
         wait_for_last()  # the operands have been decomposed
-        if SPLIT:
+        if split:
             let_next_start()
 
         i, tile = uint32(0), uint32(cuda.blockIdx.x)
@@ -70,7 +69,7 @@ def build(config, variant):
             parity = uint32(1)  # of the phase before the first, so that all slots count as empty
             while tid == uint32(WARPGROUP * CONSUMERS) and tile < uint32(rows * cols):
                 tile_row, tile_col = place(tile, rows, cols)
-                tile_row, s, end = part_of(tile_row, rows, own_rows, k_slots)
+                tile_row, s, end = share(tile_row, rows, own_rows, k_slots)
                 while s < end:
                     at, filled = uint32(start + i * SLOT), uint32(full + i * BARRIER_BYTES)
                     while not mbarrier.ended(uint32(empty + i * BARRIER_BYTES), parity):
@@ -90,11 +89,11 @@ def build(config, variant):
             parity = uint32(0)
             while tile < uint32(rows * cols):
                 tile_row, tile_col = place(tile, rows, cols)
-                _, first, end = part_of(tile_row, rows, own_rows, k_slots)
+                _, first, end = share(tile_row, rows, own_rows, k_slots)
                 i, parity = sum_tile(total, start, full, empty, i, parity, uint32(end - first), group)
                 row = int64(tile_row) * BM + int64(group * GROUP_ROWS + warp * 16 + lane // 4)
                 col = int64(tile_col) * BN + int64(lane % 4 * 2)
-                store(c, row, col, alpha, total, beta, a, b, x, y, vectors)
+                store(c, row, col, alpha, total, beta, a, b, x, y, vectors, split)
                 tile = uint32(tile + cuda.gridDim.x)
 
     member = of_batch(variant)

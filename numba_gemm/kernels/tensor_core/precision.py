@@ -66,6 +66,11 @@ class TensorPrecision:
             raise ValueError(f"{self.name}: products {self.products} do not end with that of the first parts")
 
     @cached_property
+    def decomposition(self) -> tuple[str, int, bool]:
+        """Kind and number of parts, and `short`: precisions for which these are equal have the same parts."""
+        return self.kind, self.parts, self.short
+
+    @cached_property
     def per_word(self) -> int:
         """Narrow numbers in 32 bits."""
         return 1 if self.kind == "tf32" else 2

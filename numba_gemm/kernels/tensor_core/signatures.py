@@ -15,7 +15,7 @@ if not SIMULATOR:
     from ...device.matrix import MatrixType
 
 BATCH_STEPS = 5
-ADD_PARTIALS_WORDS = 8
+ADD_PARTIALS_WORDS = 10
 
 
 def _steps_type(count: int) -> Any:

@@ -13,12 +13,10 @@ partial sum, only the last addition rounds.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import isnan
 
 from numba import cuda, float32, int32, int64, uint32
 
-from ...device.address import address_of, global_store2, row_step
 from ...device.grid_order import wait_for_last
 from ...device.matrix import shifted
 from ...device.narrow import power
@@ -35,7 +33,10 @@ def share(row, rows, own_rows, k_slots):
     """Return the tile row of C that a tile row of the partial sums belongs to, its first slot, and its end.
 
     There are `rows` tile rows of partial sums, `own_rows` of them for each share, and at least as many slots as shares.
+    A sum that is not divided is one share.
     """
+    if rows == own_rows:
+        return row, uint32(0), k_slots
     i, shares = uint32(row // own_rows), uint32(rows // own_rows)
     each = uint32(k_slots // shares)
     more = uint32(k_slots - uint32(each * shares))  # shares with one more slot
@@ -44,30 +45,6 @@ def share(row, rows, own_rows, k_slots):
     if i < more:
         end = uint32(end + 1)
     return uint32(row - uint32(i * own_rows)), first, end
-
-
-@device_function
-def whole_sum(row, rows, own_rows, k_slots):
-    """Return what `share` returns if no sum is divided."""
-    return row, uint32(0), k_slots
-
-
-@lru_cache(maxsize=64)
-def partials_store(groups: int):
-    """Make a device function with the parameters of `epilogue.sums_store` that writes partial sums as they are.
-
-    Its C is padded to whole tiles and aligned.
-    """
-
-    @device_function
-    def store(c, row, col, alpha, total, beta, a, b, x, y, vectors):
-        start = address_of(c, row, col)
-        for j in range(groups):
-            at = start + 32 * j
-            global_store2(c, at, total[j, 0], total[j, 1])
-            global_store2(c, at + 8 * row_step(c), total[j, 2], total[j, 3])
-
-    return store
 
 
 @device_function
@@ -82,11 +59,11 @@ def build(config, variant):
     """Make the kernel ``(alpha, a, b, beta, c, x, y, partials, words, vectors)``.
 
     `a` and `b` are the decomposed operands, for their scales, and `x` and `y` the original ones. `words` are the bytes
-    from one matrix of a batch to the next of a, b, c, x, y and the partial sums, the number of shares, and that of
-    threads per element, a power of two. Along x, the grid has one block per ``THREADS // groups`` elements of C, in
-    row-major order; along y, the matrices of a batch.
+    from one matrix of a batch to the next of a, b, c, x, y and the partial sums; the number of shares; that of threads
+    per element, a power of two; 1 if sums that are not finite are recomputed, else 0; and 1 if rows and columns have
+    scales. Along x, the grid has one block per ``THREADS // groups`` elements of C, in row-major order; along y, the
+    matrices of a batch.
     """
-    SCALED, RECOMPUTES = variant.scaled, variant.recomputes
     store1 = element_store(variant.epilogue)
 
     @device_function
@@ -98,6 +75,7 @@ def build(config, variant):
         totals = cuda.shared.array(THREADS, float32)
         rests = cuda.shared.array(THREADS, float32)
         tid, shares, groups = uint32(cuda.threadIdx.x), uint32(words[6]), uint32(words[7])
+        recomputes, scaled = words[8] != 0, words[9] != 0
         width = uint32(THREADS // groups)  # elements per block
         group, rows = uint32(tid // width), int64(uint32(uint32(partials.shape[0]) // shares))
         element = uint32(uint32(uint32(cuda.blockIdx.x) * width) + uint32(tid % width))
@@ -129,11 +107,11 @@ def build(config, variant):
                 j = uint32(j + 1)
             if not isnan(rest):  # it is NaN where a total is not finite
                 total += rest
-            if SCALED:
+            if scaled:
                 scale = int32(a[a.shape[0] - 1, row] + b[b.shape[0] - 1, col])
                 half = int32(scale // 2)
                 total = total * power(int32(-half)) * power(int32(half - scale))
-            if RECOMPUTES and not abs(total) < float32(HUGE):
+            if recomputes and not abs(total) < float32(HUGE):
                 total = term_by_term(x, y, row, col)
             store1(c, row, col, alpha, total, beta, vectors)
 

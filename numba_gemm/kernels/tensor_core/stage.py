@@ -12,7 +12,23 @@ from ...typing import PrecisionName
 from ..code import Code
 from ..product import Layout, Product
 from ..stage import Gpu, Partition, Piece, Stage, cut
-from ..step import ALPHA, AT_A, AT_B, AT_C, BETA, Kernel, Launches, MatrixAt, Moving, Slot, Step, Vector, Words
+from ..step import (
+    ALPHA,
+    ALPHA_ONE,
+    AT_A,
+    AT_B,
+    AT_C,
+    BETA,
+    BETA_ZERO,
+    Kernel,
+    Launches,
+    MatrixAt,
+    Moving,
+    Slot,
+    Step,
+    Vector,
+    Words,
+)
 from .config import (
     ALIGNMENT,
     BARRIER_BYTES,
@@ -164,12 +180,17 @@ def build_row_maxima(config: None, variant: DecomposeVariant) -> Any:
 
 @lru_cache(maxsize=256)
 def preparing_kernels(precision: TensorPrecision, overlapping: bool, batched: bool) -> tuple[Kernel, Kernel]:
-    """Return the kernel that decomposes operands, and the one that finds row maxima."""
+    """Return the kernel that decomposes operands, and the one that finds row maxima.
+
+    Precisions whose parts are the same share both.
+    """
+    same = (one for one in TENSOR_PRECISIONS.values() if one.decomposition == precision.decomposition)
+    if (shared := next(same)) != precision:
+        return preparing_kernels(shared, overlapping, batched)
     variant = DecomposeVariant(precision, overlapping, batched)
     name, threads = f"decompose_{precision.name}", THREADS
     first = Kernel(name, build_decompose, DECOMPOSE_SIGNATURE, None, variant, 0, threads)
-    shared = _row_maxima(overlapping, batched)
-    return first, shared
+    return first, _row_maxima(overlapping, batched)
 
 
 @lru_cache(maxsize=4)
@@ -184,16 +205,12 @@ class AddPartialsVariant:
 
     Attributes
     ----------
-    scaled, recomputes : bool
-        True if the precision scales rows and columns; and if sums that are not finite are recomputed.
     epilogue : callable or None
         Device function ``(value, row, col, *vectors)`` applied to each element of C.
     vectors : int
         Number of vectors that the epilogue takes.
     """
 
-    scaled: bool
-    recomputes: bool
     epilogue: Callable[..., Any] | None = None
     vectors: int = 0
 
@@ -201,8 +218,7 @@ class AddPartialsVariant:
 @lru_cache(maxsize=256)
 def add_partials_kernel(variant: AddPartialsVariant) -> Kernel:
     """Return the kernel that adds the partial sums of a split product."""
-    name = f"add_partials{'_scaled' if variant.scaled else ''}{'' if variant.recomputes else '_plain'}"
-    return Kernel(name, BUILD_ADD_PARTIALS, ADD_PARTIALS_SIGNATURE, None, variant, 0, THREADS)
+    return Kernel("add_partials", BUILD_ADD_PARTIALS, ADD_PARTIALS_SIGNATURE, None, variant, 0, THREADS)
 
 
 def threads_per_sum(splits: int) -> int:
@@ -251,7 +267,7 @@ class TensorStage(Stage):
     def kernel_of(self, config: TensorConfig, variant: TensorVariant) -> Kernel:
         """Return its kernel in a configuration and a variant."""
         return Kernel(
-            f"{self.name}_{variant.precision.name}_{config.name}{'_split' if variant.split else ''}",
+            f"{self.name}_{variant.precision.name}_{config.name}",
             self.build,
             COMPLETE_SIGNATURE if self.complete else TEACHING_SIGNATURE,
             config,
@@ -325,12 +341,12 @@ class TensorStage(Stage):
         pitch = FLOAT32_BYTES * cols * config.BN
         sums = Layout(shares * rows * config.BM, cols * config.BN, pitch, FLOAT32_BYTES)
         partials, step = MatrixAt(Moving(Slot.SCRATCH, made.bytes), sums), sums.rows * pitch
-        split = self.kernel_of(config, TensorVariant(tensor_precision, batched=batched, split=True))
-        arguments = (*arguments[:4], partials, x, y, Words((own[0], own[1], step, a_step, b_step)))
-        steps.append(Step(split, grid, block, arguments, self.waits))
-        recomputes, groups = tensor_precision.parts > 1, threads_per_sum(shares)
-        variant = AddPartialsVariant(tensor_precision.scaled, recomputes, product.epilogue, len(vectors))
-        words = Words((own[0], own[1], c_step, a_step, b_step, step, shares, groups))
+        kernel = self.kernel_of(config, TensorVariant(tensor_precision, batched=batched))  # without the epilogue
+        arguments = (ALPHA_ONE, *places[:2], BETA_ZERO, partials, x, y, Words((own[0], own[1], step, a_step, b_step)))
+        steps.append(Step(kernel, grid, block, arguments, self.waits))
+        groups, variant = threads_per_sum(shares), AddPartialsVariant(product.epilogue, len(vectors))
+        made_of = int(tensor_precision.parts > 1), int(tensor_precision.scaled)
+        words = Words((own[0], own[1], c_step, a_step, b_step, step, shares, groups, *made_of))
         arguments = (ALPHA, *places[:2], BETA, z, x, y, partials, words, *vectors)
         grid = (ceil_div(product.m * product.n, THREADS // groups), made.matrices, 1)
         steps.append(Step(add_partials_kernel(variant), grid, (THREADS, 1, 1), arguments, self.waits))

@@ -28,7 +28,7 @@ from .epilogue import for_each_sum, place
 from .pipeline import first_slot, ring
 from .precision import TENSOR_PRECISIONS
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP
-from .tma_stage import LAYOUTS, PANEL
+from .tma_stage import PANEL
 
 STEPS = 4  # k-steps per slot, 8 k each
 HELD = 4 * STEPS  # floats of a slot's rows that each thread holds
@@ -79,21 +79,22 @@ def row_loads(along):
     return (start_along, load_along) if along else (start_across, load_across)
 
 
-def sums_store(config, variant, layout):
-    """Make a device function ``(c, row, col, alpha, acc, beta, vectors, inside)`` that writes a thread's sums to C.
+def sums_store(config, variant):
+    """Make a device function ``(c, row, col, alpha, acc, beta, vectors, inside)`` that writes a thread's sums.
 
-    In each group of 8 columns of ``U @ V.T``, a thread has two adjacent columns of two rows; `row` and `col` are the
-    first of them. `inside` means that the whole block tile is in C.
+    `c` is C or its transpose, with the rows and columns of ``U @ V.T``. In each group of 8 columns, a thread has two
+    adjacent columns of two rows; `row` and `col` are the first of them. `inside` means that the whole block tile is in
+    `c`.
     """
-    COLUMN_GROUPS, DOWN, PLAIN = config.BN // 8, 8 if layout.along else 1, variant.epilogue is None
-    SWAPPED = layout.swapped
+    COLUMN_GROUPS, DOWN, SWAPPED = config.BN // 8, 8 if variant.along else 1, variant.swapped
+    PLAIN = variant.epilogue is None
     store1 = element_store(variant.epilogue)
 
     @device_function
     def put(found, c, row, col, j, q, alpha, value, beta, vectors):
         row, col = row + q // 2 * DOWN, col + 8 * j + q % 2
         if SWAPPED:
-            store1(c, col, row, alpha, value, beta, vectors)
+            store1(transposed(c), col, row, alpha, value, beta, vectors)
         else:
             store1(c, row, col, alpha, value, beta, vectors)
         return found
@@ -114,8 +115,7 @@ def sums_store(config, variant, layout):
 
     @device_function
     def store(c, row, col, alpha, acc, beta, vectors, inside):
-        d = transposed(c) if SWAPPED else c
-        start, down, right = address_of(d, row, col), row_step(d), col_step(d)
+        start, down, right = address_of(c, row, col), row_step(c), col_step(c)
         pairs = PLAIN and inside and beta == float32(0) and start % 8 == 0
         if pairs and right == 4 and down % 8 == 0:
             for j in range(COLUMN_GROUPS):
@@ -133,15 +133,16 @@ def sums_store(config, variant, layout):
     return store
 
 
-def build(config, variant, layout):
+def build(config, variant):
     """Make the kernel ``(alpha, u, v, beta, c, k, steps)``, followed by `vectors` if the variant's epilogue has any.
 
-    `u` and `v` are addresses of tensor maps of U as stored and of V, for the `boxes`. The grid has any number of blocks
-    along x, and the matrices of a batch along y. `steps` lead from one matrix to the next: 0 or 1 for u and v, bytes
-    for c.
+    `u` and `v` are addresses of tensor maps of U as stored and of V, for the `boxes`; `c` is C, or its transpose if
+    that is what ``U @ V.T`` is. The grid has any number of blocks along x, and the matrices of a batch along y. `steps`
+    lead from one matrix to the next: 0 or 1 for u and v, bytes for c.
     """
-    require(config, {"one producer": config.producers == 1, "one part": variant.precision == TENSOR_PRECISIONS["tf32"]})
-    BM, BN, SWAPPED, ALONG = config.BM, config.BN, layout.swapped, layout.along
+    one_part = variant.tensor_variant.precision == TENSOR_PRECISIONS["tf32"]
+    require(config, {"one producer": config.producers == 1, "one part": one_part})
+    BM, BN, ALONG = config.BM, config.BN, variant.along
     SLOTS, CONSUMERS, SLOT, CLAIM = (
         config.slots(TENSOR_PRECISIONS["tf32"]),
         config.consumers,
@@ -152,7 +153,7 @@ def build(config, variant, layout):
     STEP = wgmma.STEP_BYTES // UNIT
     start_of, load_rows = row_loads(ALONG)
     await_slot, give_back, following = ring(SLOTS)
-    store, wait = sums_store(config, variant, layout), wgmma.waiting_for_rows(BN, HELD)
+    store, wait = sums_store(config, variant), wgmma.waiting_for_rows(BN, HELD)
     multiply0, multiply1, multiply2, multiply3 = (wgmma.multiply_rows(BN, 4 * step) for step in range(STEPS))
 
     @device_function
@@ -191,8 +192,7 @@ def build(config, variant, layout):
         empty = uint32(full + SLOTS * BARRIER_BYTES)
         tid = uint32(cuda.threadIdx.x)
         k_slots = uint32((k + (2 * ROW_WORDS - 1)) // (2 * ROW_WORDS) * 2)  # even; the last slot may hold only zeros
-        d = transposed(c) if SWAPPED else c
-        rows, cols = uint32((d.shape[0] + (BM - 1)) // BM), uint32((d.shape[1] + (BN - 1)) // BN)
+        rows, cols = uint32((c.shape[0] + (BM - 1)) // BM), uint32((c.shape[1] + (BN - 1)) // BN)
         if tid == uint32(0):
             for i in range(SLOTS):
                 mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(1))
@@ -252,7 +252,7 @@ def build(config, variant, layout):
                 give_back(empty, last)
                 tile_row, tile_col = place(tile, rows, cols)
                 block_row, block_col = int64(tile_row) * BM, int64(tile_col) * BN
-                inside = block_row + BM <= d.shape[0] and block_col + BN <= d.shape[1]
+                inside = block_row + BM <= c.shape[0] and block_col + BN <= c.shape[1]
                 col = block_col + int64(lane % 4 * 2)
                 store(c, block_row + int64(own_row), col, alpha, acc, beta, vectors, inside)
                 tile = uint32(tile + cuda.gridDim.x)
@@ -268,7 +268,3 @@ def build(config, variant, layout):
         run(alpha, u, v, beta, c, k, steps, vectors)
 
     return tf32_tma_with if variant.vectors else tf32_tma
-
-
-def build_variant(config, variant):
-    return build(config, variant.tensor_variant, LAYOUTS[variant.layout])

@@ -93,10 +93,21 @@ def tma_operands(product: Product) -> TmaOperands | None:
 
 @dataclass(frozen=True)
 class TmaVariant:
-    """Specialisation of a kernel: its precision and epilogue, and the layouts of A and B, "NN", "NT" or "TT"."""
+    """Specialisation of a kernel.
+
+    Attributes
+    ----------
+    tensor_variant : TensorVariant
+        Precision and epilogue.
+    along : bool
+        U is contiguous along k; otherwise along its rows.
+    swapped : bool
+        Rows and columns, as the epilogue is passed them, are those of the product's transpose; False without one.
+    """
 
     tensor_variant: TensorVariant
-    layout: str
+    along: bool
+    swapped: bool = False
 
     @property
     def epilogue(self) -> Callable[..., Any] | None:
@@ -160,7 +171,8 @@ class TmaStage(Stage):
     def kernel_of(self, config: WarpgroupConfig, variant: TmaVariant) -> Kernel:
         """Return its kernel in a configuration and a variant."""
         assert self.tensor_precision is not None
-        name, shared = f"{self.name}_{config.name}_{variant.layout}", config.dynamic_shared(self.tensor_precision)
+        name = f"{self.name}_{config.name}_{'along' if variant.along else 'across'}"
+        shared = config.dynamic_shared(self.tensor_precision)
         return Kernel(name, self.build, SIGNATURE, config, variant, shared, config.threads, config.claim > 0)
 
     def kernel(self, config: WarpgroupConfig, product: Product, precision: str = "") -> Kernel:
@@ -170,7 +182,8 @@ class TmaStage(Stage):
     def _kernel(self, config: WarpgroupConfig, product: Product, layout: str) -> Kernel:
         assert self.tensor_precision is not None
         tensor_variant = TensorVariant(self.tensor_precision, product.epilogue, len(product.vectors))
-        return self.kernel_of(config, TmaVariant(tensor_variant, layout))
+        along, swapped = LAYOUTS[layout].along, LAYOUTS[layout].swapped and product.epilogue is not None
+        return self.kernel_of(config, TmaVariant(tensor_variant, along, swapped))
 
     def _operands(self, product: Product) -> TmaOperands:
         found = tma_operands(product)
@@ -193,7 +206,7 @@ class TmaStage(Stage):
             FIRST_MAP,
             SECOND_MAP,
             BETA,
-            MatrixAt(AT_C, product.c),
+            MatrixAt(AT_C, product.c.transposed if LAYOUTS[found.layout].swapped else product.c),
             Words((product.k,)),
             Words((int(found.u_step > 0), int(found.v_step > 0), product.batch.c[-1])),
             *vectors,

@@ -165,7 +165,7 @@ def build(config, variant):
                 finish(total, rests)
             row = block_row + int64(warp_row + lane // 4)
             col = block_col + int64(warp_col + lane % 4 * 2)
-            store(c, row, col, alpha, total, beta, a, b, x, y, vectors)
+            store(c, row, col, alpha, total, beta, a, b, x, y, vectors, False)
             tile = uint32(tile + cuda.gridDim.x)
 
     member = of_batch(variant)
