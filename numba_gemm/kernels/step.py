@@ -29,6 +29,8 @@ class Slot(IntEnum):
     SECOND_MAP = 8
     VECTORS = 9
 
+    __hash__ = int.__hash__  # an enumeration's own is a function in Python, and each new product hashes some fifty
+
 
 class Moving(NamedTuple):
     """A word that is the value of a slot plus an offset in bytes."""

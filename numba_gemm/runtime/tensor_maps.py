@@ -7,7 +7,7 @@ graphs may refer to it at any time. The number of maps is limited, so that memor
 
 from __future__ import annotations
 
-import struct
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +20,6 @@ from ..kernels.tensor_core.tma_stage import UNIT
 from .driver import call, failure, relaxed_capture
 
 MAP_BYTES = 128
-WORDS = struct.Struct("<16Q")  # of a map
 PAGE = 512  # maps for which memory is allocated at a time
 MAX_MAPS = 1 << 16  # per device: 8 MiB
 
@@ -116,7 +115,7 @@ def _encode(pointer: int, wanted: MapOf) -> bytes | None:
         return None
     if status != driver.CUresult.CUDA_SUCCESS:
         raise failure("cuTensorMapEncodeTiled", status)
-    return WORDS.pack(*map(int, made.opaque))
+    return ctypes.string_at(made.getPtr(), MAP_BYTES)
 
 
 def _row_bytes(layout: Layout) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from types import SimpleNamespace
 
 import pytest
@@ -45,7 +46,8 @@ class Driver:
 
     def cuTensorMapEncodeTiled(self, kind, rank, pointer, extents, strides, box, *rest):
         self.encoded.append((pointer, *([int(value) for value in values] for values in (extents, strides, box))))
-        return self.refusal, SimpleNamespace(opaque=[len(self.encoded)] * 16)
+        memory = (ctypes.c_uint64 * 16)(*[len(self.encoded)] * 16)
+        return self.refusal, SimpleNamespace(getPtr=lambda: ctypes.addressof(memory))
 
     def cuStreamCreate(self, flags):
         return 7

@@ -292,7 +292,8 @@ class HostGpu:
     def cuTensorMapEncodeTiled(self, kind, dimensions, pointer, extents, strides, box, *_):
         """Describe a matrix by the numbers themselves: its address, three extents, two strides and the box's three."""
         numbers = [pointer, *map(int, extents), *map(int, strides), *map(int, box)]
-        return result(types.SimpleNamespace(opaque=numbers + [0] * (16 - len(numbers))))
+        memory = (ctypes.c_uint64 * 16)(*numbers)
+        return result(types.SimpleNamespace(getPtr=lambda: ctypes.addressof(memory)))
 
     # ------------------------------------------------------------------------------------------------------- kernels
 
