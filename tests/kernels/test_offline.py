@@ -233,14 +233,15 @@ def variants(stage: Stage, config: TileConfig) -> list[int | Variant]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("name", "first"), ASSEMBLED)
-def test_every_variant_stays_in_registers(name, first):
+@pytest.mark.parametrize(
+    ("name", "config", "first"),
+    [(name, config, first) for name, first in ASSEMBLED for config in STAGES[name].configs],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_every_variant_stays_in_registers(name, config, first):
     """With nearly all registers in use, a variant may need more than those that the other tests compile."""
-    cases = (
-        Case(STAGES[name], config, first, True, variant=variant)
-        for config in STAGES[name].configs
-        for variant in variants(STAGES[name], config)
-    )
+    stage = STAGES[name]
+    cases = [Case(stage, config, first, True, variant=variant) for variant in variants(stage, config)]
     check(chain.from_iterable(assemble_cases(case, ASSEMBLED[name, first]) for case in cases), RESOURCES)
 
 
