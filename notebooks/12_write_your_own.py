@@ -44,9 +44,10 @@ import numpy as np
 import pandas as pd
 
 import numba_gemm
+from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.inspect import draw, step, trace
 from numba_gemm.kernels import STAGES
-from numba_gemm.models import accuracy
+from numba_gemm.models import accuracy, traffic
 from numba_gemm.models.occupancy import occupancy
 
 folder = Path(tempfile.mkdtemp())  # where your stage is saved
@@ -144,7 +145,17 @@ draw.who_reads_what(
 )
 
 # %% [markdown]
-# And a block of the real configuration, with the cost of each line's requests:
+# Now a block of the real configuration: 8 x 128 elements of C, with K = 8, which take 8,192 multiply-adds. How many
+# floats do its threads load from A and B together? A model needs no trace. In a thread's tile of TM x TN elements, TN
+# multiply-adds take the same float of A, and TM take the same float of B. So the threads load m n k (1/TM + 1/TN)
+# floats, as blocks of BM x BN do in notebook 3.
+
+# %%
+loads = notebook.predict("floats loaded by the block", ...)
+
+# %% [markdown]
+# The trace counts them, and the model is `tiled_reads` of `numba_gemm.models.traffic`. If they differ for a kernel of
+# yours, it loads something twice, or its threads share what they load. The table has the cost of each line's requests:
 
 # %%
 a, b, c = (
@@ -153,6 +164,13 @@ a, b, c = (
     np.zeros((8, 128), np.float32),
 )
 found = trace(STAGE, None, None, 1, a, b, 0, c)
+tile = STAGE.configs[0]
+loads.reveal(
+    found.traffic.query("space == 'global'")["read"].sum() / FLOAT32_BYTES,
+    model=traffic.tiled_reads(8, 128, 8, tile.TM, tile.TN),
+    measured=False,
+    because=f"8 * 128 * 8 * (1 / TM + 1 / TN), TM = {tile.TM} and TN = {tile.TN}.",
+)
 found.lines[["line", "array", "op", "requests", "per_request", "efficiency"]]
 
 # %% [markdown]

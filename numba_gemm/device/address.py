@@ -121,6 +121,8 @@ if SIMULATOR:
         """Read four consecutive floats in one 128-bit access, or return zeros unless ``inside``."""
         return read_run(matrix, _run(matrix, address, 4)) if inside else (np.float32(0),) * 4
 
+    global_load4_over_zeros = global_load4_or_zero
+
     def global_load4_if(matrix, address, inside):
         """Read four consecutive floats in one 128-bit access; the values are undefined unless ``inside``."""
         return read_run(matrix, _run(matrix, address, 4)) if inside else (np.float32(np.nan),) * 4
@@ -311,11 +313,16 @@ else:
 
         return load
 
-    _ZEROS = " ".join(f"@!p mov.f32 ${i}, 0f00000000;" for i in range(4))
+    def _zeros(guard=""):
+        return " ".join(f"{guard}mov.f32 ${i}, 0f00000000;" for i in range(4))
+
     _LOAD = "setp.ne.b32 p, $4, 0; @p ld.global.v4.f32 {$0, $1, $2, $3}, [$5];"
     _FOUR = "=&f,=&f,=&f,=&f,r,l"
-    # Predicated rather than branched: a branch would end the run of multiplications.
-    global_load4_or_zero = intrinsic(_load4("{ .reg .pred p; " + _LOAD + " " + _ZEROS + " }", _FOUR))
+    # Predicated rather than branched: a branch would end the run of multiplications. If all writes of a register are
+    # predicated, ptxas assumes that it holds a value before them, and reserves it throughout the loop around. Zeros
+    # that are written first, without a predicate, prevent this.
+    global_load4_or_zero = intrinsic(_load4("{ .reg .pred p; " + _LOAD + " " + _zeros("@!p ") + " }", _FOUR))
+    global_load4_over_zeros = intrinsic(_load4("{ .reg .pred p; " + _zeros() + " " + _LOAD + " }", _FOUR))
     global_load4_if = intrinsic(_load4("{ .reg .pred p; " + _LOAD + " }", _FOUR))
 
     @intrinsic

@@ -39,6 +39,7 @@ from .address import (
     copy16_or_zero,
     global_load4_if,
     global_load4_or_zero,
+    global_load4_over_zeros,
     row_step,
     shared_store1,
 )
@@ -86,17 +87,20 @@ class TileLoader:
 
 
 @lru_cache(maxsize=256)
-def tile_loader(access: str, extent: int, bk: int, threads: int, pitch: int, parts: int = 1) -> TileLoader:
+def tile_loader(
+    access: str, extent: int, bk: int, threads: int, pitch: int, parts: int = 1, zeros_first: bool = False
+) -> TileLoader:
     """Return the loader of tiles of `extent` rows and `bk` k by `threads` threads; ``covers`` must hold.
 
-    A tile is fetched in at most `parts` parts, or in one part if vector accesses load it.
+    A tile is fetched in at most `parts` parts, or in one part if vector accesses load it. With `zeros_first`, values in
+    flight take no registers before a product's first tile.
     """
     if access not in ACCESSES:
         raise ValueError(f"access is {access!r}; expected one of {', '.join(ACCESSES)}")
     if not covers(access, extent, bk, threads):
         raise ValueError(f"{threads} threads cannot load a tile of {extent} x {bk} with access {access}")
     if access == "along4":
-        return _along4(extent, bk, threads, pitch)
+        return _along4(extent, bk, threads, pitch, global_load4_over_zeros if zeros_first else global_load4_or_zero)
     if access == "across4":
         return _across4(extent, bk, threads, pitch)
     if access == "across1":
@@ -114,7 +118,7 @@ def _nothing_to_settle(tiles, to, staged):
     pass
 
 
-def _along4(extent, bk, threads, pitch):
+def _along4(extent, bk, threads, pitch, load):
     VECTORS = bk // 4  # vectors per row
     ROWS = threads // VECTORS  # rows that the block loads at a time
     LOADS = extent // ROWS
@@ -132,7 +136,7 @@ def _along4(extent, bk, threads, pitch):
     @device_function
     def begin(tiles, to, x, addresses, valid, width, tid, staged):
         for i in range(LOADS):
-            values = global_load4_or_zero(x, addresses[i], int64(tid % VECTORS * 4) < width)
+            values = load(x, addresses[i], int64(tid % VECTORS * 4) < width)
             staged[4 * i], staged[4 * i + 1], staged[4 * i + 2], staged[4 * i + 3] = values
 
     @device_function

@@ -27,7 +27,7 @@ class Guess:
         value: float,
         *,
         model: float | None = None,
-        measured: bool = False,
+        measured: bool | None = None,
         because: str = "",
         tolerance: float = 0.05,
     ) -> None:
@@ -36,17 +36,17 @@ class Guess:
         Parameters
         ----------
         value : float
-            The counted value or, if `measured` or `model` is given, the measured one.
+            The counted value, or the measured one.
         model : float, optional
             A model's prediction, printed beside the reader's.
-        measured : bool
-            The value was measured, although no model predicts it.
+        measured : bool, optional
+            True if the value was measured, False if it was counted. By default, a value with a model was measured.
         because : str
             A second line that explains the value.
         tolerance : float
             Relative difference up to which the prediction is called correct.
         """
-        kind = "counted" if model is None and not measured else "measured"
+        kind = "measured" if (model is not None if measured is None else measured) else "counted"
         parts = ["no prediction" if self.value is None else f"you {_number(self.value)}"]
         parts += [] if model is None else [f"model {_number(model)}"]
         parts.append(f"{kind} {_number(value)}{' ' * bool(self.unit)}{self.unit}")

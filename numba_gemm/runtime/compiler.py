@@ -26,8 +26,6 @@ from typing import Any
 from ..simulator.switch import SIMULATOR
 from .front_end import faster
 
-# ---------------------------------------------------------------------------------------------------- compiling
-
 
 class CompilationError(RuntimeError):
     """A kernel compiled to something that this module does not understand."""
@@ -288,12 +286,10 @@ def compile_cubin(
 
     options = getattr(kernel, "targetoptions", {})
     launch_bounds = options.get("launch_bounds") if launch_bounds is None else launch_bounds
-    max_registers = options.get("max_registers") if max_registers is None else max_registers
+    max_registers = register_limit(kernel, cc) if max_registers is None else max_registers
     lineinfo = bool(options.get("lineinfo") if lineinfo is None else lineinfo)
     name = re.sub(r"[^A-Za-z0-9_$]", "_", name)
-    if not re.match(r"[A-Za-z]", name):
-        name = "kernel_" + name
-
+    name = name if name[:1].isalpha() else f"kernel_{name}"
     full_cc: tuple[Any, ...] = (*cc, "a") if cc >= (9, 0) else cc
     function = getattr(kernel, "py_func", kernel)
     settings = {
@@ -318,6 +314,12 @@ def compile_cubin(
     else:
         cubin = assemble(ptx, cc, name, max_registers, lineinfo)
     return replace(cubin, ptx=ptx if keep_ptx else "")
+
+
+def register_limit(kernel: Any, cc: tuple[int, int]) -> int | None:
+    """Return the option `max_registers` of a kernel, which is a number or a function of the compute capability."""
+    limit = getattr(kernel, "targetoptions", {}).get("max_registers")
+    return limit(cc) if callable(limit) else limit
 
 
 def assemble(

@@ -28,7 +28,8 @@ def compiler_environment() -> dict[str, str]:
 def outcomes(jobs: list[dict[str, Any]]) -> list[Code]:
     """Compile jobs, ``{"stage": ..., "config": ..., "cc": [9, 0], "aligned": true}``, and describe their code.
 
-    A job with ``"ptx": [10, 0]`` is assembled from the PTX of that compute capability. What was described once in a run
+    A job with ``"ptx": [10, 0]`` is assembled from the PTX of that compute capability, and one with ``"variant"`` is of
+    that variant. What was described once in a run
     of the tests, by any process, is not compiled again.
 
     The code that all jobs of a compute capability compile to is read at once: a process of nvdisasm takes 0.2 s before
@@ -60,26 +61,33 @@ def assembled(job: dict[str, Any], ccs: list[list[int]]) -> list[Code]:
 
 
 def _assembled(made: Any, cc: tuple[int, int]) -> Any:
-    """Return a compiled stage for another compute capability, assembled from its PTX."""
-    from numba_gemm.runtime.compiler import assemble, target
+    """Return a compiled stage for another compute capability, assembled from its PTX with its limit of registers."""
+    from numba_gemm.runtime.compilation import _built
+    from numba_gemm.runtime.compiler import assemble, register_limit, target
 
     ptx, count = re.subn(r"(?m)^\.target \w+", f".target {target(cc)}", made.cubin.ptx)
     assert count == 1
-    return dataclasses.replace(made, cubin=assemble(ptx, cc, made.cubin.name))
+    return dataclasses.replace(made, cubin=assemble(ptx, cc, made.cubin.name, register_limit(_built(made.kernel), cc)))
 
 
 @functools.lru_cache(maxsize=1)
-def _made(name: str, config_name: str, cc: tuple[int, int], aligned: bool) -> Any:
+def _made(name: str, config_name: str, cc: tuple[int, int], aligned: bool, variant: Any) -> Any:
     from numba_gemm.inspect import report
     from numba_gemm.kernels import STAGES
+    from numba_gemm.kernels.ladder.stage import Variant
 
-    config = next(config for config in STAGES[name].configs if config.name == config_name)
-    return report.compiled(STAGES[name], config, cc, aligned)
+    stage = STAGES[name]
+    config = next(config for config in stage.configs if config.name == config_name)
+    if variant is None:
+        return report.compiled(stage, config, cc, aligned)
+    kernel = stage.kernel_of(config, Variant(*variant) if isinstance(variant, tuple) else variant)
+    return report.Compiled(stage, config, aligned, report.compile_kernel(kernel, cc), kernel, stage.precisions[0])
 
 
 def _compiled(job: dict[str, Any]) -> Any:
     cc = tuple(job["cc"])
-    made = _made(job["stage"], job["config"], tuple(job.get("ptx") or cc), job["aligned"])
+    variant = tuple(job["variant"]) if isinstance(job["variant"], list) else job["variant"]
+    made = _made(job["stage"], job["config"], tuple(job.get("ptx") or cc), job["aligned"], variant)
     return _assembled(made, cc) if job.get("ptx") else made
 
 

@@ -62,8 +62,11 @@ def build(config, variant):
     SPREADS = FLOATS and (TM * TN >= SUMS_SPREAD or not variant.b.startswith("across"))
     SPREAD = min(2, BK // 2 - 1) if SPREADS else 0  # pairs of k-steps
     PARTS = max(1, 2 * SPREAD)
-    a_loader = tile_loader(variant.a, BM, BK, THREADS, A_PITCH, PARTS)
-    b_loader = tile_loader(variant.b, BN, BK, THREADS, B_PITCH, PARTS)
+    # Large thread tiles and two operands that pass through registers leave no register to spare where several blocks
+    # share an SM.
+    CROWDED = variant.a == variant.b == "along4" and TM * TN >= 64 and config.min_blocks > 1
+    a_loader = tile_loader(variant.a, BM, BK, THREADS, A_PITCH, PARTS, CROWDED)
+    b_loader = tile_loader(variant.b, BN, BK, THREADS, B_PITCH, PARTS, CROWDED)
     A_ADDRESSES, A_STAGED, A_PARTS = a_loader.addresses, a_loader.staged, a_loader.parts
     B_ADDRESSES, B_STAGED, B_PARTS = b_loader.addresses, b_loader.staged, b_loader.parts
     origin_a, place_a, valid_a, begin_a, fetch_a, settle_a = a_loader.functions
