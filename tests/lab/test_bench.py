@@ -98,7 +98,11 @@ def gpu_row(stage, shape, median, **changes):
     row |= {"max_us": 1.02 * median, "gflops": gflops, "percent_of_peak": gflops / 669, "status": "ok"}
     row |= {"ratio_to_cublas": SPEEDS["cublas"] / SPEEDS[stage], "error_in_bounds": 0.25, "host_us": 5.0}
     row["config"] = STAGES[stage].configs[0].name if stage in STAGES else ""
-    return row | changes
+    row |= changes
+    if stage in ("auto", "cublas") and row["status"] == "ok":
+        alone = {"us": row["median_us"], "gflops": row["gflops"], "ratio_to_cublas": row["ratio_to_cublas"]}
+        row = {f"steady_{name}": value for name, value in alone.items()} | row
+    return row
 
 
 def gpu_frame(**medians):
@@ -1137,7 +1141,7 @@ class TestReport:
         assert table.title in report.text_of(frame, ENVIRONMENT)
 
     def test_steady_states_are_a_table_of_their_own(self):
-        frame = gpu_frame()
+        frame = gpu_frame().assign(steady_us=math.nan)
         title = report.steady_table(frame).title
         assert title not in report.text_of(frame, ENVIRONMENT)
         alone = {"steady_us": 10.0, "steady_gflops": 5e4, "steady_ratio_to_cublas": 1.05, "steady_watts": 698.0}
@@ -1249,24 +1253,20 @@ class TestReadme:
         texts = [page.read_text(encoding="utf-8") for page in readme.PAGES]
         assert sorted(match["name"] for text in texts for match in BLOCK.finditer(text)) == sorted(GENERATORS)
 
-    def test_headline_is_of_the_steady_state_if_that_was_measured(self, folder):
-        """Otherwise it is of contenders in turns."""
-        assert self.run(folder, text=self.TEXT.format("headline", "")) == 0
-        assert "measured in turns with other contenders" in (folder / "README.md").read_text(encoding="utf-8")
+    def test_headline_is_of_the_steady_state(self, folder):
         frame = gpu_frame()
         public = frame["stage"].isin(("auto", "cublas"))
         frame.loc[public, "steady_us"] = frame["median_us"] * frame["stage"].map({"auto": 1.25, "cublas": 2.0})
         frame.loc[public, "steady_gflops"] = 12_340.0
         frame.loc[public, "steady_ratio_to_cublas"] = 1.777
         save(frame, ENVIRONMENT, folder / "latest")
-        assert self.run(folder) == 0
+        assert self.run(folder, text=self.TEXT.format("headline", "")) == 0
         text = (folder / "README.md").read_text(encoding="utf-8")
         assert "each contender alone at its steady state" in text
         assert "| 12.3 | 12.3 | 1.777 |" in text
-        frame.loc[frame["stage"] == "cublas", "steady_us"] = math.nan
+        frame["steady_us"] = math.nan
         save(frame, ENVIRONMENT, folder / "latest")
-        assert self.run(folder) == 0
-        assert "measured in turns with other contenders" in (folder / "README.md").read_text(encoding="utf-8")
+        assert self.run(folder) == 1
 
     def test_ratios_alone(self):
         rows = [
@@ -1409,6 +1409,8 @@ class TestReadme:
         special += [("bf16x6", "nan", 1, 3.0), ("bf16x6", "nan", 64, 40.0), ("bf16x6", "inf", 64, 80.0)]
         frame = pd.DataFrame(special, columns=["precision", "value", "rows", "times_as_long"]).assign(**where)
         frame.to_csv(place / "special_values.csv", index=False)
+        for name in ("tensor_ladder", "special_values"):
+            (place / f"{name}.json").write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
         (folder / "tensor_core").mkdir()
         for name in ("one_warp", "bulk_copies", "decompose", "sums"):
             (folder / "tensor_core" / f"{name}.py").write_text(f'"""{name}: some.\n\nLimits: many.\n"""\n')
@@ -1432,11 +1434,7 @@ class TestReadme:
         stage = (tensor_folder / "tensor_core" / "bulk_copies.py").read_text()
         assert "100.0 TFLOP/s of bf16x6 at 64x64x64" in stage
         assert "1.25 times one_warpgroup" in " ".join(stage.split())
-        assert "Measured right after the precisions' table" in made
-        described = tensor_folder / "latest" / published.PRECISIONS_FOLDER / "tensor_ladder.json"
-        described.write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
-        assert self.run(tensor_folder, place) == 0
-        assert "Measured on Test GPU" in (tensor_folder / "README.md").read_text(encoding="utf-8")
+        assert "Measured on Test GPU" in made
         first = " ".join((tensor_folder / "tensor_core" / "one_warp.py").read_text().split())
         assert (
             "Measured: 4.0 TFLOP/s of bf16 at 64x64x64 on an NVIDIA Test GPU, 0.10 of cuBLAS SGEMM in the same run; 90"
@@ -1449,21 +1447,17 @@ class TestReadme:
         text, place = self.TEXT.format("precision_summary", ""), f"--tensor-core={tensor_folder / 'tensor_core'}"
         assert self.run(tensor_folder, place, text=text) == 1
         assert "holds no bf16x6, fp16x3, tf32 at 4096x4096x4096" in capsys.readouterr().err
-        for cublas, share in ((1.25, "0.80"), (1.01, None)):  # its time, in units of that in the FP32 run
-            frame = gpu_frame(cublas=cublas)
-            auto = frame[frame["stage"] == "auto"]
-            others = [auto.assign(precision=name, ratio_to_cublas=2.5) for name in ("bf16x6", "fp16x3", "tf32")]
-            place_of_results = tensor_folder / "latest" / published.PRECISIONS_FOLDER
-            save(pd.concat([frame, *others]), ENVIRONMENT, place_of_results)
-            assert self.run(tensor_folder, place) == 0
-            made = (tensor_folder / "README.md").read_text(encoding="utf-8")
-            assert made.count(" (2.50)") == 3
-            assert "up to 40 times as long when rows of A contain NaN, and up to 80 times" in made
-            assert ("power cap" in made) is (share is not None)
-            assert share is None or f"are {share} of those given here" in made
+        frame = gpu_frame()
+        auto = frame[frame["stage"] == "auto"]
+        others = [auto.assign(precision=name, steady_ratio_to_cublas=2.5) for name in ("bf16x6", "fp16x3", "tf32")]
+        save(pd.concat([frame, *others]), ENVIRONMENT, tensor_folder / "latest" / published.PRECISIONS_FOLDER)
+        assert self.run(tensor_folder, place) == 0
+        made = (tensor_folder / "README.md").read_text(encoding="utf-8")
+        assert made.count(" (2.50)") == 3
+        assert "up to 40 times as long when rows of A contain NaN, and up to 80 times" in made
 
     def test_precisions_alone(self, tmp_path):
-        """Once contenders were measured alone, the pages state these ratios only, and nothing about turns."""
+        """The pages state ratios of contenders that were measured alone, and nothing about turns."""
         folder = tmp_path / "latest"
         shutil.copytree(readme.RESULTS_FOLDER, folder)
         table = folder / published.PRECISIONS_FOLDER / "results.csv"
