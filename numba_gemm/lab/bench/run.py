@@ -159,16 +159,14 @@ def runs_steadily(plan: Plan, candidate: Candidate) -> bool:
 
 def candidate_of(plan: Plan, contender: Contender) -> Candidate:
     """Create a candidate, marked as unsupported if the GPU cannot run it."""
-    runs, note = contender.min_cc <= plan.cc, f"needs compute capability {'.'.join(map(str, contender.min_cc))}"
-    if contender.only_cc is not None:
-        runs = contender.only_cc == plan.cc
-    if plan.simulated and contender.precision == IEEE:
-        runs = True
+    note = ""
     if contender.stage == results.AUTO and contender.precision not in runnable(plan.cc):
-        runs, note = False, f"{contender.precision} needs compute capability 8.0"
-    if runs:
-        return Candidate(contender=contender)
-    return Candidate(contender=contender, status=results.UNSUPPORTED, note=note)
+        note = f"{contender.precision} needs compute capability 8.0"
+    elif plan.simulated and contender.precision == IEEE:
+        pass  # the simulator runs any stage
+    elif contender.min_cc > plan.cc or contender.only_cc not in (None, plan.cc):
+        note = f"needs compute capability {'.'.join(map(str, contender.min_cc))}"
+    return Candidate(contender=contender, status=results.UNSUPPORTED if note else results.OK, note=note)
 
 
 def out_of_memory(error: Exception) -> bool:
