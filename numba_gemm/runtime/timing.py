@@ -21,7 +21,7 @@ from ..simulator.switch import SIMULATOR
 from . import ahead
 from .driver import call
 
-Call = Callable[[int], None]
+Call = Callable[[int], object]
 
 PROBE_CALLS = 8
 SHORT_SPAN_US = 10_000.0  # below it, a graph's launch is more than a thousandth of what is timed

@@ -563,16 +563,11 @@ class TestRoofline:
             draw.roofline_chart(recorded[0].assign(gflops=math.nan))
 
 
-class TestCommand:
-    def test_pictures_are_drawn_again(self, tmp_path, capsys):
+class TestPictures:
+    def test_of_recorded_results(self, recorded):
         from numba_gemm.lab.bench import plots
 
-        for name in ("results.csv", "environment.json"):
-            (tmp_path / name).write_bytes((RECORDED / name).read_bytes())
-        assert plots.main([str(tmp_path)]) == 0
-        wanted = {"gflops_vs_size.png", "roofline.png", "ladder.png"}
-        assert {path.name for path in tmp_path.glob("*.png")} == wanted
-        assert capsys.readouterr().out.count(".png") == len(wanted)
+        assert list(plots.pictures(*recorded)) == ["gflops_vs_size.png", "roofline.png", "ladder.png"]
 
     def test_results_without_a_stage_have_no_climb(self, recorded):
         from numba_gemm.lab.bench import plots
@@ -580,14 +575,6 @@ class TestCommand:
         frame, environment = recorded
         drawn = plots.pictures(frame[frame["stage"].isin(["auto", "cublas"])], environment)
         assert list(drawn) == ["gflops_vs_size.png", "roofline.png"]
-
-    def test_no_results(self, tmp_path, capsys):
-        from numba_gemm.lab.bench import plots
-
-        assert plots.main([str(tmp_path)]) == 2
-        assert "no results at" in capsys.readouterr().err
-        assert plots.main([str(tmp_path / "missing")]) == 2
-        assert "is no folder" in capsys.readouterr().err
 
 
 class TestWhatAThreadDoes:

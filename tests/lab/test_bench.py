@@ -10,7 +10,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +97,11 @@ def gpu_row(stage, shape, median, **changes):
     row |= {"max_us": 1.02 * median, "gflops": gflops, "percent_of_peak": gflops / 669, "status": "ok"}
     row |= {"ratio_to_cublas": SPEEDS["cublas"] / SPEEDS[stage], "error_in_bounds": 0.25, "host_us": 5.0}
     row["config"] = STAGES[stage].configs[0].name if stage in STAGES else ""
-    return row | changes
+    row |= changes
+    if stage in ("auto", "cublas") and row["status"] == "ok":
+        alone = {"us": row["median_us"], "gflops": row["gflops"], "ratio_to_cublas": row["ratio_to_cublas"]}
+        row = {f"steady_{name}": value for name, value in alone.items()} | row
+    return row
 
 
 def gpu_frame(**medians):
@@ -302,24 +305,6 @@ class TestCommand:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-    def test_files_of_two_writers_do_not_mix(self, monkeypatch, tmp_path):
-        """A second writer waits until the first has written all of its files."""
-        second = threading.Thread(target=command.write_files, args=(tmp_path, {"a": "second", "b": "second"}))
-        replace, waited = os.replace, []
-
-        def replaced(source, target):
-            if not waited:
-                second.start()
-                second.join(0.3)
-                waited.append(second.is_alive())
-            replace(source, target)
-
-        monkeypatch.setattr(os, "replace", replaced)
-        command.write_files(tmp_path, {"a": "first", "b": "first"})
-        second.join()
-        assert waited == [True]
-        assert [(tmp_path / name).read_text() for name in "ab"] == ["second", "second"]
 
     @pytest.mark.parametrize(
         ("where", "status", "says"),
@@ -537,23 +522,20 @@ class TestVerdicts:
         assert list(frame["status"]) == ["unsupported"]
         assert "compute capability 9.0" in frame["note"].iloc[0]
 
-    def test_fastest_cublas_is_the_row(self):
+    def test_ratio_to_cublas(self):
         def slowly(buffers):
             return contenders.Bound(lambda stream: [multiply(buffers) for _ in range(200)])
 
-        one = contenders.Contender("cublas", slowly, via="one")
-        two = contenders.Contender(
-            "cublas", lambda buffers: contenders.Bound(lambda stream: multiply(buffers)), via="two"
+        cublas = contenders.Contender(
+            "cublas", lambda buffers: contenders.Bound(lambda stream: multiply(buffers)), via="torch"
         )
-        slow = contenders.Contender("slow", slowly)
-        (frame,) = run.run(dataclasses.replace(host_plan(slow, one, two), rounds=5))
-        assert list(frame["via"]) == ["", "two"]
+        plan = host_plan(contenders.Contender("slow", slowly), cublas)
+        (frame,) = run.run(dataclasses.replace(plan, rounds=5))
+        assert list(frame["via"]) == ["", "torch"]
         assert frame["ratio_to_cublas"].iloc[0] == pytest.approx(
             frame["median_us"].iloc[1] / frame["median_us"].iloc[0]
         )
-        frame = frame.iloc[1:]
-        assert frame["note"].iloc[0].startswith("through one: ")
-        assert frame["ratio_to_cublas"].iloc[0] == pytest.approx(1)
+        assert frame["ratio_to_cublas"].iloc[1] == pytest.approx(1)
         assert frame["rounds"].iloc[0] == 5
 
     def test_one_that_cannot_be_timed_does_not_stop_the_rest(self, monkeypatch):
@@ -934,18 +916,22 @@ class TestTimingOfBaselines:
     def baselines(self, *names):
         return [contenders.Contender("cublas", bound, via=name, capturable=name != "cupy") for name in names]
 
-    def test_cupy_cannot_be_captured(self, monkeypatch):
+    @pytest.mark.parametrize(
+        ("available", "expected"),
+        [(("torch", "cupy"), [("torch", True)]), (("cupy",), [("cupy", False)]), ((), [])],
+    )
+    def test_cublas_is_called_through_pytorch_else_cupy(self, available, expected, monkeypatch):
         class Library:
             @staticmethod
             def set_float32_matmul_precision(precision):
                 assert precision == "highest"
 
-        monkeypatch.setattr(contenders, "optional", lambda module: Library)
-        assert {found.via: found.capturable for found in contenders.cublas()} == {"torch": True, "cupy": False}
+        monkeypatch.setattr(contenders, "optional", lambda module: Library if module in available else None)
+        assert [(found.via, found.capturable) for found in contenders.cublas()] == expected
 
     @pytest.mark.parametrize(
         ("names", "how"),
-        [([], "graphs"), (["torch"], "graphs"), (["torch", "cupy"], "graphs"), (["cupy"], "launches")],
+        [([], "graphs"), (["torch"], "graphs"), (["cupy"], "launches")],
     )
     def test_launches_only_for_cupy_alone(self, names, how, monkeypatch):
         asked = []
@@ -963,19 +949,14 @@ class TestTimingOfBaselines:
         assert set(frame["status"]) == {"ok"}
         assert frame["note"].iloc[0] == ""
 
-    @pytest.mark.parametrize(
-        ("cupy", "note"), [(49.0, "{0}; through torch: 50 us"), (51.0, "through cupy: 51 us, {0}")]
-    )
-    def test_fastest_is_the_row_and_says_how(self, cupy, note, monkeypatch):
+    def test_what_was_not_captured_says_so(self, monkeypatch):
         def interleaved(calls, *, rounds, **_options):
-            return {
-                name: Samples(np.full(rounds, cupy if "cupy" in name else 50.0), "cupy" not in name) for name in calls
-            }
+            return {name: Samples(np.full(rounds, 50.0), "torch" in name) for name in calls}
 
         monkeypatch.setattr(run, "time_interleaved", interleaved)
-        (frame,) = run.run(dataclasses.replace(host_plan(*self.baselines("torch", "cupy")), simulated=False))
-        assert list(frame["median_us"]) == [min(cupy, 50.0)]
-        assert frame["note"].iloc[0] == note.format(run.NOT_CAPTURED)
+        plan = host_plan(contenders.Contender("stage", bound), *self.baselines("torch"))
+        (frame,) = run.run(dataclasses.replace(plan, simulated=False))
+        assert list(frame["note"]) == [run.NOT_CAPTURED, ""]
 
 
 class TestCompare:
@@ -989,13 +970,13 @@ class TestCompare:
         assert set(verdicts["warp_tiled"]) == {verdict}
         assert set(verdicts.drop("warp_tiled")) == {"same"}
         assert len(compared) == len(gpu_frame())
-        assert len(results.regressions(compared)) == (len(SHAPES) if verdict == "slower" else 0)
+        assert compared["verdict"].isin(results.REGRESSIONS).sum() == (len(SHAPES) if verdict == "slower" else 0)
 
     def test_a_change_below_a_percent_is_none(self):
         old, new = gpu_frame(), gpu_frame(warp_tiled=1.009)
         for frame in (old, new):
             frame["p10_us"] = frame["p90_us"] = frame["median_us"]
-        assert results.regressions(results.compare(new, old)).empty
+        assert not results.compare(new, old)["verdict"].isin(results.REGRESSIONS).any()
 
     @pytest.mark.parametrize(
         ("factor", "cublas", "verdict"),
@@ -1019,17 +1000,13 @@ class TestCompare:
             changed = results.compare(new, other).set_index("stage")["verdict"]
             assert set(changed["warp_tiled"]) == {expected}
 
-    def test_timed_alike(self):
-        assert results.timed_alike({"timing": "graphs"}, {})
-        assert results.timed_alike({"timing": None}, {"timing": None})
-        assert not results.timed_alike({"timing": "launches"}, {})
-
     def test_a_stage_that_broke_is_a_regression(self):
         new = gpu_frame()
         hit = (new["stage"] == "naive") & (new["m"] == 8192)
         new.loc[hit, ["min_us", "median_us", "p10_us", "p90_us", "gflops"]] = math.nan
         new.loc[hit, "status"] = "wrong"
-        found = results.regressions(results.compare(new, gpu_frame()))
+        found = results.compare(new, gpu_frame())
+        found = found[found["verdict"].isin(results.REGRESSIONS)]
         assert list(found["stage"]) == ["naive"]
         assert list(found["verdict"]) == ["broken"]
         assert "broken" in report.changes_table(found).markdown()
@@ -1096,7 +1073,7 @@ class TestReport:
                 gpu_row("naive", shapes[0], 100.0, status="ok", error_in_bounds=0.2),
                 gpu_row("naive", shapes[1], 100.0, status="ok", error_in_bounds=0.1),
                 gpu_row("auto", shapes[0], math.nan, status="wrong", error_in_bounds=7.0, note="too large"),
-                gpu_row("auto", shapes[0], 100.0, status="ok", config="other"),
+                gpu_row("auto", shapes[0], 100.0, status="ok", config="other", steady_us=math.nan),
                 gpu_row("auto", shapes[1], math.nan, status="unsupported", precision="tf32", error_in_bounds=math.nan),
             ]
         )
@@ -1137,7 +1114,7 @@ class TestReport:
         assert table.title in report.text_of(frame, ENVIRONMENT)
 
     def test_steady_states_are_a_table_of_their_own(self):
-        frame = gpu_frame()
+        frame = gpu_frame().assign(steady_us=math.nan)
         title = report.steady_table(frame).title
         assert title not in report.text_of(frame, ENVIRONMENT)
         alone = {"steady_us": 10.0, "steady_gflops": 5e4, "steady_ratio_to_cublas": 1.05, "steady_watts": 698.0}
@@ -1249,24 +1226,20 @@ class TestReadme:
         texts = [page.read_text(encoding="utf-8") for page in readme.PAGES]
         assert sorted(match["name"] for text in texts for match in BLOCK.finditer(text)) == sorted(GENERATORS)
 
-    def test_headline_is_of_the_steady_state_if_that_was_measured(self, folder):
-        """Otherwise it is of contenders in turns."""
-        assert self.run(folder, text=self.TEXT.format("headline", "")) == 0
-        assert "measured in turns with other contenders" in (folder / "README.md").read_text(encoding="utf-8")
+    def test_headline_is_of_the_steady_state(self, folder):
         frame = gpu_frame()
         public = frame["stage"].isin(("auto", "cublas"))
         frame.loc[public, "steady_us"] = frame["median_us"] * frame["stage"].map({"auto": 1.25, "cublas": 2.0})
         frame.loc[public, "steady_gflops"] = 12_340.0
         frame.loc[public, "steady_ratio_to_cublas"] = 1.777
         save(frame, ENVIRONMENT, folder / "latest")
-        assert self.run(folder) == 0
+        assert self.run(folder, text=self.TEXT.format("headline", "")) == 0
         text = (folder / "README.md").read_text(encoding="utf-8")
         assert "each contender alone at its steady state" in text
         assert "| 12.3 | 12.3 | 1.777 |" in text
-        frame.loc[frame["stage"] == "cublas", "steady_us"] = math.nan
+        frame["steady_us"] = math.nan
         save(frame, ENVIRONMENT, folder / "latest")
-        assert self.run(folder) == 0
-        assert "measured in turns with other contenders" in (folder / "README.md").read_text(encoding="utf-8")
+        assert self.run(folder) == 1
 
     def test_ratios_alone(self):
         rows = [
@@ -1409,6 +1382,8 @@ class TestReadme:
         special += [("bf16x6", "nan", 1, 3.0), ("bf16x6", "nan", 64, 40.0), ("bf16x6", "inf", 64, 80.0)]
         frame = pd.DataFrame(special, columns=["precision", "value", "rows", "times_as_long"]).assign(**where)
         frame.to_csv(place / "special_values.csv", index=False)
+        for name in ("tensor_ladder", "special_values"):
+            (place / f"{name}.json").write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
         (folder / "tensor_core").mkdir()
         for name in ("one_warp", "bulk_copies", "decompose", "sums"):
             (folder / "tensor_core" / f"{name}.py").write_text(f'"""{name}: some.\n\nLimits: many.\n"""\n')
@@ -1432,11 +1407,7 @@ class TestReadme:
         stage = (tensor_folder / "tensor_core" / "bulk_copies.py").read_text()
         assert "100.0 TFLOP/s of bf16x6 at 64x64x64" in stage
         assert "1.25 times one_warpgroup" in " ".join(stage.split())
-        assert "Measured right after the precisions' table" in made
-        described = tensor_folder / "latest" / published.PRECISIONS_FOLDER / "tensor_ladder.json"
-        described.write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
-        assert self.run(tensor_folder, place) == 0
-        assert "Measured on Test GPU" in (tensor_folder / "README.md").read_text(encoding="utf-8")
+        assert "Measured on Test GPU" in made
         first = " ".join((tensor_folder / "tensor_core" / "one_warp.py").read_text().split())
         assert (
             "Measured: 4.0 TFLOP/s of bf16 at 64x64x64 on an NVIDIA Test GPU, 0.10 of cuBLAS SGEMM in the same run; 90"
@@ -1449,21 +1420,17 @@ class TestReadme:
         text, place = self.TEXT.format("precision_summary", ""), f"--tensor-core={tensor_folder / 'tensor_core'}"
         assert self.run(tensor_folder, place, text=text) == 1
         assert "holds no bf16x6, fp16x3, tf32 at 4096x4096x4096" in capsys.readouterr().err
-        for cublas, share in ((1.25, "0.80"), (1.01, None)):  # its time, in units of that in the FP32 run
-            frame = gpu_frame(cublas=cublas)
-            auto = frame[frame["stage"] == "auto"]
-            others = [auto.assign(precision=name, ratio_to_cublas=2.5) for name in ("bf16x6", "fp16x3", "tf32")]
-            place_of_results = tensor_folder / "latest" / published.PRECISIONS_FOLDER
-            save(pd.concat([frame, *others]), ENVIRONMENT, place_of_results)
-            assert self.run(tensor_folder, place) == 0
-            made = (tensor_folder / "README.md").read_text(encoding="utf-8")
-            assert made.count(" (2.50)") == 3
-            assert "up to 40 times as long when rows of A contain NaN, and up to 80 times" in made
-            assert ("power cap" in made) is (share is not None)
-            assert share is None or f"are {share} of those given here" in made
+        frame = gpu_frame()
+        auto = frame[frame["stage"] == "auto"]
+        others = [auto.assign(precision=name, steady_ratio_to_cublas=2.5) for name in ("bf16x6", "fp16x3", "tf32")]
+        save(pd.concat([frame, *others]), ENVIRONMENT, tensor_folder / "latest" / published.PRECISIONS_FOLDER)
+        assert self.run(tensor_folder, place) == 0
+        made = (tensor_folder / "README.md").read_text(encoding="utf-8")
+        assert made.count(" (2.50)") == 3
+        assert "up to 40 times as long when rows of A contain NaN, and up to 80 times" in made
 
     def test_precisions_alone(self, tmp_path):
-        """Once contenders were measured alone, the pages state these ratios only, and nothing about turns."""
+        """The pages state ratios of contenders that were measured alone, and nothing about turns."""
         folder = tmp_path / "latest"
         shutil.copytree(readme.RESULTS_FOLDER, folder)
         table = folder / published.PRECISIONS_FOLDER / "results.csv"

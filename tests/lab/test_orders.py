@@ -46,7 +46,7 @@ def measured(monkeypatch):
             name: SimpleNamespace(name=name, min_cc=(8, 0), configs=["tiles"])
             for name in ("async_copy", "warp_tiled", "lazy")
         },
-        "static_row": lambda stage, config, own, cc: {"stage": stage.name, "config": own, "registers": 200},
+        "static_row": lambda stage, config, cc: {"stage": stage.name, "config": config, "registers": 200},
     }.items():
         monkeypatch.setattr(orders, function, value)
     monkeypatch.setattr(orders.ffma, "orders", lambda stage, config: [config])

@@ -27,11 +27,10 @@ from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import AUTO, CPU, CUBLAS, GIVEN_BF16
 from numba_gemm.runtime.device import get_device
 from numba_gemm.runtime.launch import launch, product_of
+from numba_gemm.runtime.timing import Call
 from numba_gemm.simulator.switch import SIMULATOR
 
 CPU_TERMS = 256 * 256 * 1024  # multiply-adds; a tenth of a second
-
-Call = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Bound:
     call: Call
     config: str = ""
     compile_s: float = math.nan
-    deliver: Callable[[], None] = lambda: None  # copies a result from elsewhere into C; not part of the product
+    deliver: Callable[[], object] = lambda: None  # copies a result from elsewhere into C; not part of the product
 
 
 @dataclass(frozen=True)
@@ -103,9 +102,9 @@ def public_function(precision: Any = IEEE) -> Contender:
         seconds = 0.0 if SIMULATOR else device.load(kernel).compile_s
         name = f"{chosen.stage.name} {chosen.config.name}" if precision == IEEE else chosen.config.name
         # CuPy and PyTorch have a current stream, which the harness sets; Numba has none.
-        call: Call = lambda _stream: discard(tiled_sgemm(a, b, c, precision=precision))  # noqa: E731
+        call: Call = lambda _stream: tiled_sgemm(a, b, c, precision=precision)  # noqa: E731
         if buffers.library.name == "numba":
-            call = lambda stream: discard(tiled_sgemm(a, b, c, precision=precision, stream=stream))  # noqa: E731
+            call = lambda stream: tiled_sgemm(a, b, c, precision=precision, stream=stream)  # noqa: E731
         return Bound(call, name, seconds)
 
     return Contender(AUTO, bind, precision=precision)
@@ -118,7 +117,7 @@ def triple_loop() -> Contender:
         a, b = (buffers.library.to_host(array) for array in (buffers.a, buffers.b))
         out = np.full((buffers.shape.m, buffers.shape.n), np.nan, np.float32)
         deliver = functools.partial(buffers.library.copy_from_host, out, buffers.c)
-        return Bound(lambda _stream: discard(cpu_sgemm(a, b, out)), "", cpu_compile_seconds(), deliver)
+        return Bound(lambda _stream: cpu_sgemm(a, b, out), "", cpu_compile_seconds(), deliver)
 
     return Contender(CPU, bind, on_host=True, max_terms=CPU_TERMS)
 
@@ -133,21 +132,20 @@ def cpu_compile_seconds() -> float:
 
 
 def cublas() -> tuple[Contender, ...]:
-    """Return the contenders for FP32 cuBLAS (TF32 off), through PyTorch and CuPy if they are available."""
+    """Return the contender for FP32 cuBLAS (TF32 off), through PyTorch, else CuPy; none if neither is available."""
     if (torch := optional("torch")) is not None:
         torch.set_float32_matmul_precision("highest")
-    # CuPy refuses to call cuBLAS on a stream that is being captured.
-    return tuple(
-        Contender(CUBLAS, functools.partial(matmul, library), via=name, capturable=name != "cupy")
-        for name in ("torch", "cupy")
-        if (library := optional(name)) is not None
-    )
+        return (Contender(CUBLAS, functools.partial(matmul, torch), via="torch"),)
+    if (cupy := optional("cupy")) is not None:
+        # CuPy refuses to call cuBLAS on a stream that is being captured.
+        return (Contender(CUBLAS, functools.partial(matmul, cupy), via="cupy", capturable=False),)
+    return ()
 
 
 def matmul(library: Any, buffers: DeviceBuffers) -> Bound:
     """Return the call of a library's product."""
     a, b, c = buffers.views(library)
-    return Bound(lambda _stream: discard(library.matmul(a, b, out=c)))
+    return Bound(lambda _stream: library.matmul(a, b, out=c))
 
 
 def narrow_cublas() -> tuple[Contender, ...]:
@@ -185,18 +183,13 @@ def narrow_cublas() -> tuple[Contender, ...]:
             multiply(stream)
             c.copy_(half_c)
 
-        return Bound(multiply, deliver=lambda: discard(c.copy_(half_c))) if given else Bound(convert)
+        return Bound(multiply, deliver=functools.partial(c.copy_, half_c)) if given else Bound(convert)
 
-    given_bf16 = functools.partial(bf16, given=True)
     return (
         Contender(CUBLAS, tf32, via="torch", precision="tf32"),
         Contender(CUBLAS, functools.partial(bf16, given=False), via="torch", precision="bf16"),
-        Contender(GIVEN_BF16, given_bf16, via="torch", precision="bf16"),
+        Contender(GIVEN_BF16, functools.partial(bf16, given=True), via="torch", precision="bf16"),
     )
-
-
-def discard(_result: object) -> None:
-    """Ignore the result of a call, which is in the buffers already."""
 
 
 def rotating(bound: Sequence[Bound]) -> Call:

@@ -40,10 +40,10 @@ SHOWN = (
 Variant = tuple[LadderStage, TileConfig]  # with one order of its FMAs
 
 
-def static_row(stage: LadderStage, config: TileConfig, own: TileConfig, cc: tuple[int, int]) -> dict[str, Any]:
-    """Compile a variant of a configuration, and analyse its SASS if nvdisasm is available to print it."""
+def static_row(stage: LadderStage, config: TileConfig, cc: tuple[int, int]) -> dict[str, Any]:
+    """Compile a variant of the default configuration, and analyse its SASS if nvdisasm is available to print it."""
     made = report.compiled(stage, config, cc)
-    about: dict[str, Any] = {"stage": stage.name, "config": own.name, "order": config.order}
+    about: dict[str, Any] = {"stage": stage.name, "config": stage.configs[0].name, "order": config.order}
     about |= {"registers": made.registers, "spills": made.spills}
     try:
         return about | asdict(ffma.ffma_stats(made.instructions, config))
@@ -74,7 +74,6 @@ def compared(frame: pd.DataFrame) -> pd.DataFrame:
 def orders(
     shape: Shape = DEFAULT_SHAPE,
     stages: Sequence[str] = ORDERED,
-    all_configs: bool = False,
     rounds: int = ROUNDS,
     static: bool = False,
 ) -> pd.DataFrame:
@@ -84,25 +83,23 @@ def orders(
     ----------
     shape: M, N and K.
     stages: Stages, of those that take an order.
-    all_configs: Measure every configuration, not only the default ones.
     static: Only compile, for compute capability 9.0, as where there is no GPU.
     """
     static = static or driver_error() is not None
     cc = DEFAULT_CC if static else device_properties(current_device()).cc
     found = [
-        (stage, ordered, config)
+        (stage, ordered)
         for stage in map(STAGES.__getitem__, stages)
         if stage.min_cc <= cc
-        for config in (stage.configs if all_configs else stage.configs[:1])
-        for ordered in ffma.orders(stage, config)
+        for ordered in ffma.orders(stage, stage.configs[0])
     ]
     rows = []
-    for stage, ordered, config in found:
-        rows.append(static_row(stage, ordered, config, cc))
+    for stage, ordered in found:
+        rows.append(static_row(stage, ordered, cc))
         print(f"{len(rows)} of {len(found)} compiled: {stage.name}, {rows[-1]['config']}", flush=True)
     if static:
         return compared(pd.DataFrame(rows).assign(tflops=math.nan))
-    timed = measured([(stage, ordered) for stage, ordered, _ in found], shape, rounds, cc)
+    timed = measured(found, shape, rounds, cc)
     baseline = {"stage": CUBLAS}
     return compared(pd.DataFrame([*rows, *[baseline] * (len(timed) - len(rows))]).join(timed))
 

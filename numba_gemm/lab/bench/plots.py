@@ -1,11 +1,6 @@
-"""Plots of a run: speed against size, the roofline, and the ladder.
+"""Plots of a run: speed against size, the roofline, and the ladder."""
 
-``python -m numba_gemm.lab.bench.plots DIR`` draws them again from the results in a folder, without measuring.
-"""
-
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -13,10 +8,8 @@ import pandas as pd
 from numba_gemm.inspect.draw import BASELINES, ladder_chart, roofline_chart
 from numba_gemm.inspect.draw import stage_styles as styles
 from numba_gemm.inspect.draw.speeds import SIMULATED
-from numba_gemm.lab.bench.results import CPU, NOT_STAGES, fastest, load, names_in, of_float32, records
-from numba_gemm.lab.harness.command import UsageError, command, write_files
+from numba_gemm.lab.bench.results import CPU, NOT_STAGES, fastest, names_in, of_float32, records
 from numba_gemm.lab.harness.pictures import png, pyplot
-from numba_gemm.terminal import Parser
 
 SPEED_PNG, ROOFLINE_PNG, LADDER_PNG = "gflops_vs_size.png", "roofline.png", "ladder.png"
 DPI = 130
@@ -71,26 +64,3 @@ def pictures(frame: pd.DataFrame, environment: Mapping[str, Any]) -> dict[str, b
     if not set(timed["stage"]) <= {*NOT_STAGES, *BASELINES}:
         found[LADDER_PNG] = png(ladder_chart(frame, environment), dpi=DPI)
     return found
-
-
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw the plots of a folder's results again; return the exit status."""
-    parser = Parser(prog="python -m numba_gemm.lab.bench.plots", description="Draw the results in a folder again.")
-    parser.add_argument("folder", type=Path, metavar="DIR", help="with results.csv and environment.json")
-    folder = parser.parse_args(arguments).folder
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder: expected one with results.csv")
-    try:
-        made = pictures(*load(folder))
-    except (FileNotFoundError, ValueError) as error:
-        raise UsageError(str(error)) from None
-    if not made:
-        raise UsageError(f"nothing was timed in {folder}, so nothing is drawn")
-    write_files(folder, made)
-    print(f"wrote {', '.join(made)}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from numba_gemm.lab.harness.environment import GRAPHS
-
 # Values of the column `stage` other than stages: the public function's own choice, and the baselines.
 AUTO, CUBLAS, CPU = NOT_STAGES = ("auto", "cublas", "cpu")
 
@@ -151,13 +149,3 @@ def _rows_in(frame: pd.DataFrame, other: pd.DataFrame, columns: list[str]) -> An
     """Return which rows of a table have the values of some columns in common with a row of another."""
     found, others = (pd.MultiIndex.from_frame(one[columns]) for one in (frame, other))
     return found.isin(others)
-
-
-def timed_alike(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
-    """True if both runs, or neither, count launch overhead; older environments that do not say so used graphs."""
-    return (new.get("timing") or GRAPHS) == (old.get("timing") or GRAPHS)
-
-
-def regressions(compared: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a comparison that should fail a run."""
-    return compared[compared["verdict"].isin(REGRESSIONS)]

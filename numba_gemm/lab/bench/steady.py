@@ -3,16 +3,14 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.harness.nvml import ClockSamples, Nvml, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.device import synchronize
-from numba_gemm.runtime.timing import time_alone
-
-Call = Callable[[int], None]
+from numba_gemm.runtime.timing import Call, time_alone
 
 WINDOW_S = 0.5  # of which the median is taken
 MOST_WINDOWS = 8

@@ -42,7 +42,7 @@ class MemoryWatch:
     def __init__(self, device: int, interval_s: float = 0.002) -> None:
         self._device, self._interval, self._stop = device, interval_s, threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.before = self.most = self.after = 0
+        self.before = self.most = 0
 
     def taken(self) -> int:
         """Bytes of device memory in use by all processes."""
@@ -62,7 +62,6 @@ class MemoryWatch:
     def __exit__(self, *failure: object) -> None:
         self._stop.set()
         self._thread.join()
-        self.after = self.taken() - self.before
 
 
 @contextmanager
@@ -155,7 +154,7 @@ def streamed(
                     row["of_in_memory"] = float(np.median([own / span for own, span in pairs]))
                     row |= {"predicted_s": prediction.seconds, "bound_by": prediction.bound_by}
                     row |= {"blocks": blocking.count, "panels": len(blocking.depths)}
-                    row |= {"device_bytes": blocking.device_bytes, "peak_bytes": watch.most, "left_bytes": watch.after}
+                    row |= {"device_bytes": blocking.device_bytes, "peak_bytes": watch.most}
                     rows.append(row | {"largest_difference": inside.largest_difference(c)})
                     yield table(size, spans_inside, rows)
 

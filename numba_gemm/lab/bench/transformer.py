@@ -29,6 +29,7 @@ TORCH, TF32 = "torch", "torch, TF32"  # PyTorch's own products, in float32 and i
 COMPILED = "torch.compile"
 SEED = 1
 HEAD = 64  # width of an attention head
+VOCABULARY = 64  # different tokens
 STEADY_SECONDS = 3.0  # that each way runs before it is timed, and while it is
 SHOWN_LOSSES = 50  # last steps of which the mean loss is compared
 
@@ -105,7 +106,7 @@ def counted() -> Iterator[list[str]]:
 
 
 def transformer_step(
-    width: int = 2048, sequence: int = 2048, batch: int = 1, precisions: Sequence[str] = (IEEE, "bf16x6")
+    width: int = 2048, sequence: int = 2048, precisions: Sequence[str] = (IEEE, "bf16x6")
 ) -> Iterator[dict[str, Any]]:
     """Time the forward and backward pass of a transformer block in float32, one row per way.
 
@@ -115,8 +116,7 @@ def transformer_step(
     Parameters
     ----------
     width: Width of the model; the hidden layer is four times as wide.
-    sequence: Tokens of a sequence.
-    batch: Sequences.
+    sequence: Tokens of the one sequence.
     precisions: Precisions of the products that are computed here.
     """
     torch = torch_or_unavailable()
@@ -124,7 +124,7 @@ def transformer_step(
 
     torch.manual_seed(SEED)
     block = layer(torch, width).to(DEVICE)
-    x, grad = (torch.randn(batch, sequence, width, device=DEVICE) for _ in range(2))
+    x, grad = (torch.randn(1, sequence, width, device=DEVICE) for _ in range(2))
     x.requires_grad_()
     leaves = [x, *block.parameters()]
 
@@ -157,7 +157,7 @@ def transformer_step(
             ms = steady_ms(torch, functools.partial(gradients_of, run, x, grad, leaves))
         torch_ms = ms if name == TORCH else torch_ms
         yield (
-            {"way": name, "width": width, "sequence": sequence, "batch": batch, "ms": ms}
+            {"way": name, "width": width, "sequence": sequence, "ms": ms}
             | {"speed_over_torch": torch_ms / ms, "output_error": errors[0]}
             | {"gradient_error": max(errors[1:]), "products": len(seen), "first_s": first_s}
         )
@@ -208,7 +208,6 @@ def training(
     layers: int = 4,
     sequence: int = 256,
     batch: int = 16,
-    vocabulary: int = 64,
     precisions: Sequence[str] = (IEEE, "bf16x6", "tf32"),
 ) -> Iterator[pd.DataFrame]:
     """Train a small transformer to predict the next token; one row per way and step, with its loss.
@@ -222,7 +221,6 @@ def training(
     layers: Transformer blocks.
     sequence: Tokens of a sequence.
     batch: Sequences per step.
-    vocabulary: Different tokens.
     precisions: Precisions of the products that are computed here.
     """
     torch = torch_or_unavailable()
@@ -233,17 +231,17 @@ def training(
         torch.manual_seed(SEED)
         model = torch.nn.ModuleDict(
             {
-                "embedding": torch.nn.Embedding(vocabulary, width),
+                "embedding": torch.nn.Embedding(VOCABULARY, width),
                 "position": torch.nn.Embedding(sequence, width),
                 "blocks": torch.nn.TransformerEncoder(layer(torch, width), layers, enable_nested_tensor=False),
-                "head": torch.nn.Linear(width, vocabulary),
+                "head": torch.nn.Linear(width, VOCABULARY),
             }
         ).to(DEVICE)
         mask = torch.nn.Transformer.generate_square_subsequent_mask(sequence, device=DEVICE)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
         draw = torch.Generator().manual_seed(SEED)
         for step in range(steps):
-            tokens = sequences(torch, draw, batch, sequence + 1, vocabulary).to(DEVICE)
+            tokens = sequences(torch, draw, batch, sequence + 1).to(DEVICE)
             with way(torch, name):
                 x = model["embedding"](tokens[:, :-1]) + model["position"].weight
                 logits = model["head"](model["blocks"](x, mask=mask, is_causal=True))
@@ -255,12 +253,12 @@ def training(
         yield pd.DataFrame(rows)
 
 
-def sequences(torch: Any, draw: Any, batch: int, length: int, vocabulary: int) -> Any:
+def sequences(torch: Any, draw: Any, batch: int, length: int) -> Any:
     """Return random sequences of tokens."""
-    tokens = torch.randint(vocabulary, (batch, length), generator=draw)
+    tokens = torch.randint(VOCABULARY, (batch, length), generator=draw)
     random = torch.rand(batch, length, generator=draw) < 0.1
     for i in range(2, length):
-        tokens[:, i] = torch.where(random[:, i], tokens[:, i], (tokens[:, i - 1] + tokens[:, i - 2]) % vocabulary)
+        tokens[:, i] = torch.where(random[:, i], tokens[:, i], (tokens[:, i - 1] + tokens[:, i - 2]) % VOCABULARY)
     return tokens
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +57,11 @@ def make_folder(path: Path) -> None:
 def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
     """Write files that belong together into a folder, text as UTF-8, or raise `UsageError`.
 
-    They are written to temporary files and then renamed, so that a full disk leaves the previous files intact. The
-    folder is locked meanwhile: if two processes write the same files, one process's set remains, never a mixture.
+    They are written to temporary files and then renamed, so that a full disk leaves the previous files intact.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder), tempfile.TemporaryDirectory(prefix=".", dir=folder) as made:
+        with tempfile.TemporaryDirectory(prefix=".", dir=folder) as made:
             for name, content in contents.items():
                 with open(Path(made, name), "wb") as file:
                     file.write(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
@@ -73,19 +71,6 @@ def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
                 os.replace(Path(made, name), folder / name)
     except OSError as error:
         raise UsageError(f"{folder}: {', '.join(contents)} cannot be written: {error.strerror}") from error
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    import fcntl  # Windows has none
-
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems cannot lock folders
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def csv_text(frame: pd.DataFrame) -> str:

@@ -40,10 +40,6 @@ SPLITS: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {
 """KB of L1 cache and shared memory together, and the possible sizes of shared memory, by compute capability."""
 
 SCALES = {"gb_s": 1e6, "tflop_s": 1e9}  # bytes or FLOP per millisecond
-COLUMNS = (
-    *("kernel", "percent", "tile_kib", "ms", *SCALES, "predicted_shared_kib", "predicted_l1_kib"),
-    *("predicted_blocks", "predicted_ms", *(f"predicted_{unit}" for unit in SCALES)),
-)
 
 
 @cuda.jit
@@ -197,7 +193,6 @@ def carve_out(
     cc = machine.properties().cc
     if cc not in SPLITS:
         raise Unavailable(f"how compute capability {cc[0]}.{cc[1]} splits its memory is not known here")
-    blank = dict.fromkeys(COLUMNS)
     with movement.Scope() as scope:
         (stream,) = scope.streams()
         for case in cases(elements, tiles, block_reads, stages, size, cc):
@@ -209,8 +204,8 @@ def carve_out(
                 ms = checked_ms(case, percent, stream, rounds)
                 default_ms = default_ms or ms
                 row = {"kernel": case.name, "percent": percent, "tile_kib": case.tile / KIB or None, "ms": ms}
-                row[case.unit] = case.work / ms / SCALES[case.unit]
-                yield blank | row | predictions(case, percent, default_ms)
+                row |= {unit: case.work / ms / scale if unit == case.unit else None for unit, scale in SCALES.items()}
+                yield row | predictions(case, percent, default_ms)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:

@@ -140,7 +140,7 @@ class Arrays:
         grid = threads // ITEM // BLOCK
         return machine.enqueue(double_both, grid, BLOCK, self.region, self.streamed, *counts)
 
-    def check(self, size: int, work: Callable[[], None]) -> None:
+    def check(self, size: int, work: Callable[[], object]) -> None:
         """Check that `work`, `CHECK_LAUNCHES` launches with one thread per element of the region, doubles both."""
         values = self.values[: size // ITEM]
         places = {"region": self.region[: values.size], "stream": self.streamed[: values.size]}

@@ -33,16 +33,8 @@ TEXEL = 16  # bytes per texel of the textures for bandwidth
 TEXTURE_UNITS = 4  # per multiprocessor
 OPERANDS = 3  # per multiply-add
 
-SPACES = {
-    "register": ("on chip", "-", "R/W", "1 thread", "thread", 1),
-    "local": ("off chip", "yes", "R/W", "1 thread", "thread", 4),
-    "shared": ("on chip", "-", "R/W", "all threads in block", "block", 2),
-    "global": ("off chip", "yes", "R/W", "all threads + host", "host allocation", 4),
-    "constant": ("off chip", "yes", "R", "all threads + host", "host allocation", 3),
-    "texture": ("off chip", "yes", "R", "all threads + host", "host allocation", 4),
-}
-"""The guide's properties: location, cached, access, scope, lifetime, and rank of the latency."""
-COLUMNS = ("location", "cached", "access", "scope", "lifetime", "predicted_latency_order")
+LATENCY_ORDER = {"register": 1, "shared": 2, "constant": 3, "local": 4, "global": 4, "texture": 4}
+"""The guide's rank of each space by its latency."""
 
 DEVICE = "device memory"
 ONE, MANY = "constant cache", "32 addresses"
@@ -362,7 +354,7 @@ def memory_spaces(
 ) -> pd.DataFrame:
     """Measure latency and bandwidth of every memory space at every level that can hold its data.
 
-    One row per space and level: the guide's properties of the space, ``latency_cycles`` and ``latency_ns`` per read
+    One row per space and level: the guide's rank of the space, ``latency_cycles`` and ``latency_ns`` per read
     (medians), and ``tb_s`` that lanes receive (median); NaN if not measured or predicted.
 
     Parameters
@@ -386,8 +378,7 @@ def memory_spaces(
         waits = {name: np.median([next(walk) for _ in range(walk_rounds)], axis=0) for name, walk in walked.items()}
     unknown = math.nan, math.nan
     return pd.DataFrame(
-        {"space": space, "level": level}
-        | dict(zip(COLUMNS, SPACES[space]))
+        {"space": space, "level": level, "predicted_latency_order": LATENCY_ORDER[space]}
         | dict(zip(("latency_cycles", "latency_ns"), waits.get((space, level), unknown)))
         | dict(zip(("tb_s", "predicted_tb_s"), rates.get((space, level), unknown)))
         for space, level in LEVELS

@@ -19,6 +19,7 @@ from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars, curves
 from numba_gemm.runtime.timing import Call
 
 BLOCK = 256
+TIMELINE_STREAMS = 4
 PERIOD = 4096  # of the data; small numbers, so that sums of many ones stay exact
 LEGACY = 1  # the driver's CU_STREAM_LEGACY, regardless of the meaning of handle 0
 HOST_ELEMENTS = 1 << 16  # size of the host's work: small enough for its cache, so that copies do not slow it down
@@ -170,9 +171,9 @@ def measure_staged(bench: Bench, part: str, elements: int, turns: Sequence[int],
             yield bench.row(part, what, count, ms, predicted, **others, left_out=left_out(elements, count))
 
 
-def measure_timeline(bench: Bench, count: int) -> Rows:
+def measure_timeline(bench: Bench) -> Rows:
     """Yield start and end of each copy and kernel of one staged run."""
-    parts = bench.parts(bench.source.size, count, bench.turns)
+    parts = bench.parts(bench.source.size, TIMELINE_STREAMS, bench.turns)
     with contextlib.closing(movement.Events()) as events:
         for _ in range(2):  # the first run only creates the events
             bench.clear()
@@ -270,7 +271,6 @@ def overlap(
     turns: Sequence[int] = (900, 1800, 3600),
     streams: Sequence[int] = (1, 2, 4, 8, 16, 32),
     remainder_streams: Sequence[int] = (3, 7),
-    timeline_streams: int = 4,
     host_turns: int = 1500,
     rounds: int = 9,
 ) -> Rows:
@@ -288,11 +288,10 @@ def overlap(
         "staged".
     streams: Numbers of streams for staged copies and kernels; 1 is sequential.
     remainder_streams: Numbers of streams for a number of elements that they do not divide.
-    timeline_streams: Streams of the run whose stages are recorded.
     host_turns: NumPy additions of the host's work.
     """
     with movement.Scope() as scope:
-        handles = scope.streams(max(3, timeline_streams, *streams, *remainder_streams))
+        handles = scope.streams(max(TIMELINE_STREAMS, *streams, *remainder_streams))
         (blocking,) = scope.streams(blocking=True)
         (source, result), (data, other, sent) = scope.pinned(2, elements), scope.on_device(3, elements)
         source[:] = np.resize(np.arange(PERIOD, dtype=np.float32), elements)
@@ -302,7 +301,7 @@ def overlap(
         # One block and one element fewer, so that no number of streams divides the data.
         yield from measure_staged(bench, "remainder", elements - BLOCK - 1, [bench.turns], remainder_streams)
         bench.kernel = bench.kernel_ms(bench.turns)
-        yield from measure_timeline(bench, timeline_streams)
+        yield from measure_timeline(bench)
         yield from measure_host(bench, host_turns)
         yield from measure_together(bench, blocking, sent, machine.attribute("ASYNC_ENGINE_COUNT"))
 

@@ -14,7 +14,7 @@ from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.counters import COUNTERS, KEY, TOTAL, WAVEFRONTS
 from numba_gemm.lab.bench.readme import published
 from numba_gemm.lab.bench.readme.published import ASIDE, LADDER_SHAPE, Published, ReadmeError, Rows, tflops
-from numba_gemm.lab.bench.results import AUTO, CUBLAS, OK, dictionaries, fastest
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, OK, alone, dictionaries, fastest
 from numba_gemm.lab.bench.tables import number, significant
 from numba_gemm.lab.harness.environment import device_name
 
@@ -37,7 +37,7 @@ def tensor_measured(name: str, rows: Rows, found: Published) -> str:
     """Return the paragraph of a tensor core stage."""
     frame, how = found.precisions
     if name == DIRECT:
-        direct = published.warm_rows(fastest(published.compared(frame)), LADDER_SHAPE).get((AUTO, DIRECT_PRECISION))
+        direct = published.warm_rows(fastest(alone(frame)), LADDER_SHAPE).get((AUTO, DIRECT_PRECISION))
         if direct is None:
             raise ReadmeError(f"the results hold no {DIRECT_PRECISION} at {LADDER_SHAPE}")
         return filled(
@@ -62,7 +62,7 @@ def tensor_measured(name: str, rows: Rows, found: Published) -> str:
 def generate_tensor_docstrings(folder: Path, found: Published) -> dict[Path, str]:
     """Return the source of every measured tensor core stage with its paragraph generated again."""
     try:
-        rows = found.tensor_rows()
+        rows, _ = found.tensor_ladder()
     except ReadmeError:
         return {}  # the table reports that it is missing
     names = {*published.ladder_stages(rows), DIRECT}

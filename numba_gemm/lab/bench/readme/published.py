@@ -10,11 +10,12 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.results import AUTO, CUBLAS, FAILURES, NOT_STAGES, alone, dictionaries, load, records
+from numba_gemm.lab.bench.results import FAILURES, NOT_STAGES, dictionaries, load, records
 from numba_gemm.lab.bench.tables import significant
 from numba_gemm.lab.harness.environment import GRAPHS, caption
 
 LADDER_SHAPE = Shape(4096, 4096, 4096)
+STEADY = "each contender alone at its steady state"
 ASIDE = "thin"  # the stage that is not meant for the ladder's shape
 PRECISIONS_FOLDER = "precisions"  # results of `bench.py --precisions`, `accuracy`, `tensor_ladder`, `special_values`
 
@@ -29,6 +30,7 @@ class ReadmeError(Exception):
 
 
 Rows = dict[str, dict[str, Any]]
+Measured = tuple[list[dict[str, Any]], dict[str, Any]]
 
 
 class Published:
@@ -43,28 +45,19 @@ class Published:
         """Results of the precisions, and their environment."""
         return read_results(self.precisions_folder)
 
-    def of_precisions(self, experiment: str, **options: Any) -> pd.DataFrame:
-        """Return the table of an experiment on precisions; ``options`` are those of `pandas.read_csv`."""
-        return pd.read_csv(existing(self.precisions_folder / f"{experiment}.csv", experiment), **options)
-
-    def source_of_precisions(self, experiment: str) -> str:
-        """Return the line about the source of such a table; those of older runs have no environment of their own."""
-        path = self.precisions_folder / f"{experiment}.json"
-        if path.is_file():
-            return source(json.loads(path.read_text(encoding="utf-8")))
-        return f"Measured right after the precisions' table: `numba-gemm lab {experiment}`."
-
-    def tensor_rows(self) -> Rows:
-        """Return the rows of `numba_gemm.lab.bench.tensor_ladder`, by stage in ladder order."""
-        return {str(row["stage"]): row for row in dictionaries(self.of_precisions("tensor_ladder"))}
-
-    def measured(self, experiment: str, file: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def measured(self, experiment: str, file: str = "", folder: str = "") -> Measured:
         """Return the rows of an experiment's table, or of another file that it writes, and their environment."""
-        path = existing(self.folder / (file or f"{experiment}.csv"), experiment)
-        how = json.loads(existing(self.folder / f"{experiment}.json", experiment).read_text(encoding="utf-8"))
+        place = self.folder / folder
+        path = existing(place / (file or f"{experiment}.csv"), experiment)
+        how = json.loads(existing(place / f"{experiment}.json", experiment).read_text(encoding="utf-8"))
         if how.get("simulator") or not how.get("gpu"):
             raise ReadmeError(f"{path} was not measured on a GPU")
-        return dictionaries(pd.read_csv(path)), how
+        return dictionaries(pd.read_csv(path, keep_default_na=False, na_values=[""])), how
+
+    def tensor_ladder(self) -> tuple[Rows, dict[str, Any]]:
+        """Return the rows of `numba_gemm.lab.bench.tensor_ladder`, by stage in ladder order, and their environment."""
+        rows, how = self.measured("tensor_ladder", folder=PRECISIONS_FOLDER)
+        return {str(row["stage"]): row for row in rows}, how
 
 
 def rows_at(frame: pd.DataFrame, shape: Shape) -> Rows:
@@ -103,22 +96,6 @@ def in_turns(environment: Mapping[str, Any]) -> str:
     """Describe how contenders were timed beside each other."""
     replayed = environment.get("timing") == GRAPHS
     return f"{'CUDA-graph replays' if replayed else 'calls'} measured in turns with other contenders"
-
-
-def how_timed(frame: pd.DataFrame, environment: Mapping[str, Any]) -> str:
-    """Describe how the contenders of `compared` were timed."""
-    return "each contender alone at its steady state" if is_alone(frame) else in_turns(environment)
-
-
-def is_alone(frame: pd.DataFrame) -> bool:
-    """Return True if the public function and cuBLAS were measured alone wherever they were timed."""
-    public = frame[frame["stage"].isin((AUTO, CUBLAS)) & frame["median_us"].notna()]
-    return bool(len(public)) and bool(public["steady_us"].notna().all())
-
-
-def compared(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return results from which contenders are compared: those alone if there are such, else those in turns."""
-    return alone(frame) if is_alone(frame) else frame
 
 
 def source(environment: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ import pandas as pd
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.readme import published
 from numba_gemm.lab.bench.readme.published import Published, ReadmeError, source, spelled, tflops
-from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, dictionaries, fastest, records
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, alone, fastest, records
 from numba_gemm.lab.bench.tables import MISSING, Column, Table, code, figure, number, significant, table, text
 from numba_gemm.lab.harness.environment import device_name
 
@@ -26,7 +26,7 @@ OTHER_ARRAYS = re.compile("(cupy|numba) arrays")  # whose rows are summed up in 
 
 def headline(found: Published) -> str:
     """Table of the public function and cuBLAS at a few sizes, with the chosen stage and configuration."""
-    timed, rows = fastest(published.compared(found.frame)), []
+    timed, rows = fastest(alone(found.frame)), []
     for shape in HEADLINE_SHAPES:
         here = published.rows_at(timed, shape)
         if AUTO in here:
@@ -40,8 +40,8 @@ def headline(found: Published) -> str:
         Column("`tiled_sgemm`", lambda row: number(row["gflops"] / 1000)),
         *(figure("ratio", "ratio_to_cublas", number, 3), code("config", "its choice"), ERROR),
     )
-    how = published.how_timed(found.frame, found.environment)
-    return f"TFLOP/s in FP32 arithmetic (TF32 off), {how}:\n\n{made.markdown()}\n\n{source(found.environment)}"
+    said = f"TFLOP/s in FP32 arithmetic (TF32 off), {published.STEADY}"
+    return f"{said}:\n\n{made.markdown()}\n\n{source(found.environment)}"
 
 
 def ladder(found: Published) -> str:
@@ -137,7 +137,6 @@ PRECISION_SHAPES = (
     *(Shape(4096, 4096, 4096), Shape(8192, 8192, 8192)),
 )
 SUMMARISED = ("bf16x6", "fp16x3", "tf32")  # the precisions that most users choose from
-SLOWER = 0.98  # a smaller share of the speed in another run is reported
 LARGE_SHAPES = "m >= 2048 and (m == n == k or k == 1024)"
 SMALL_SHAPES = "512 <= m <= 1536 and m == n and k == 1024"
 CUBES = "m >= 4096 and m == n == k"
@@ -155,7 +154,7 @@ PRECISION_TARGETS = (
 def precisions(found: Published) -> str:
     """Table of speed and error of every precision and of cuBLAS at a few sizes."""
     frame, how = found.precisions
-    rows = {(row["shape"], row["stage"], row["precision"]): row for row in records(fastest(published.compared(frame)))}
+    rows = {(row["shape"], row["stage"], row["precision"]): row for row in records(fastest(alone(frame)))}
     shown = [
         ("cuBLAS SGEMM", CUBLAS, "ieee"),
         *((f"`{name}`", AUTO, name) for name in dict.fromkeys(frame.loc[frame["stage"] == AUTO, "precision"])),
@@ -172,16 +171,17 @@ def precisions(found: Published) -> str:
     headers = ["precision", *map(spelled, shapes), "median error", "largest"]
     made = Table("", headers, lines, left=["precision"]).markdown()
     said = (
-        f"TFLOP/s, {published.how_timed(frame, how)}; in parentheses, multiples of cuBLAS SGEMM in the same run. "
+        f"TFLOP/s, {published.STEADY}; in parentheses, multiples of cuBLAS SGEMM in the same run. "
         f"Decomposition and every other pass are included. Errors over |A| @ |B|, at {spelled(shapes[-1])}:"
     )
-    return "\n\n".join(filter(None, [said, made, power_line(found), source(how)]))
+    power = "Tensor-core kernels run into the power cap, so the first calls after a pause are faster than that."
+    return "\n\n".join([said, made, power, source(how)])
 
 
 def precision_summary(found: Published) -> str:
-    """Sentences about the precisions' speeds at one size, the effect of the power cap, and the cost of NaN."""
+    """Sentences about the precisions' speeds at one size, and the cost of NaN."""
     frame, how = found.precisions
-    timed = published.warm_rows(fastest(published.compared(frame)), published.LADDER_SHAPE)
+    timed = published.warm_rows(fastest(alone(frame)), published.LADDER_SHAPE)
     if missing := [name for name in SUMMARISED if (AUTO, name) not in timed]:
         raise ReadmeError(f"{found.precisions_folder} holds no {', '.join(missing)} at {published.LADDER_SHAPE}")
     speeds = [
@@ -190,35 +190,15 @@ def precision_summary(found: Published) -> str:
     ]
     said = (
         f"TFLOP/s and multiples of cuBLAS SGEMM at {spelled(published.LADDER_SHAPE)} on an {device_name(how)}, "
-        f"{published.how_timed(frame, how)}: {', '.join(speeds)}."
+        f"{published.STEADY}: {', '.join(speeds)}."
     )
-    caveat = "" if published.is_alone(frame) else power_line(found)  # of steady speeds, the page tells it
-    return " ".join(filter(None, [said, caveat, special_line(found)]))
-
-
-def power_line(found: Published) -> str:
-    """Sentences about the effect of the power cap on contenders alone, or else on those that take turns.
-
-    Empty if contenders took turns and cuBLAS SGEMM is as fast there as beside the FP32 stages, or was not measured.
-    """
-    runs = (found.frame, found.precisions[0])
-    if published.is_alone(runs[1]):
-        return "Tensor-core kernels run into the power cap, so the first calls after a pause are faster than that."
-    alone, beside = (tflops(published.rows_at(fastest(run), published.LADDER_SHAPE), CUBLAS) for run in runs)
-    if not beside < SLOWER * alone:
-        return ""
-    return (
-        f"Tensor-core kernels run into the power cap, which also slows down contenders that take turns with them: at "
-        f"{spelled(published.LADDER_SHAPE)} cuBLAS SGEMM reached {beside:.1f} TFLOP/s in this run, and {alone:.1f} in "
-        f"that of the FP32 stages. Ratios to the latter speed are {beside / alone:.2f} of those given here. The speeds "
-        "are those of bursts; a long series of calls of one precision settles at a lower clock."
-    )
+    return f"{said} {special_line(found)}"
 
 
 def precision_targets(found: Published) -> str:
     """Table of the precisions' targets and measurements."""
     frame, how = found.precisions
-    timed, lines = fastest(published.compared(frame)), []
+    timed, lines = fastest(alone(frame)), []
     for what, precision, column, shapes, required in PRECISION_TARGETS:
         rows = records(timed[(timed["stage"] == AUTO) & (timed["precision"] == precision)].query(shapes))
         if not rows:
@@ -246,7 +226,7 @@ def given_line(timed: pd.DataFrame) -> str:
 
 def accuracy_line(found: Published) -> str:
     """Sentence that compares the errors of the full-range precision with those of cuBLAS."""
-    frame = found.of_precisions("accuracy")
+    frame = pd.DataFrame(found.measured("accuracy", folder=published.PRECISIONS_FOLDER)[0])
     errors = frame.pivot_table(index=["distribution", "k"], columns="precision", values=["median", "max"])
     from_256 = errors[errors.index.get_level_values("k") >= 256]
     ours, theirs = (from_256.xs(name, axis=1, level="precision") for name in ("bf16x6", "cublas"))
@@ -261,7 +241,7 @@ def accuracy_line(found: Published) -> str:
 
 def tensor_ladder(found: Published) -> str:
     """Table with one line per tensor core stage: speed, gain in the same precision, and errors."""
-    rows = found.tensor_rows()
+    rows, how = found.tensor_ladder()
     stages = published.ladder_stages(rows)
     some, lines, before = rows[stages[-1]], [], math.nan
     for name in [*stages, CUBLAS]:
@@ -284,7 +264,7 @@ def tensor_ladder(found: Published) -> str:
         f"`{some['precision']}` at {shape}, the product alone, in turns: decomposition takes "
         f"{number(decomposition, 0)} us more, {number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. "
         f"Errors over |A| @ |B|, of positive operands:\n\n{made.markdown()}\n\n"
-        f"{found.source_of_precisions('tensor_ladder')}"
+        f"{source(how)}"
     )
 
 
@@ -321,4 +301,4 @@ def special_line(found: Published) -> str:
 
 def read_special(found: Published) -> list[dict[str, Any]]:
     """Return the times with NaN and infinities in A."""
-    return dictionaries(found.of_precisions("special_values", keep_default_na=False))
+    return found.measured("special_values", folder=published.PRECISIONS_FOLDER)[0]
