@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import gc
 import os
 import shutil
 import signal
@@ -35,6 +36,9 @@ if not ON_GPU and hasattr(os, "sched_setaffinity") and "PYTEST_XDIST_WORKER" in 
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["NUMBA_GEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="numba_gemm-")
     atexit.register(shutil.rmtree, os.environ["NUMBA_GEMM_CACHE_DIR"], ignore_errors=True)
+elif sys.dont_write_bytecode:  # child processes would compile the package at every start
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(os.environ["NUMBA_GEMM_CACHE_DIR"], "bytecode")
 # Several processes run tests: each starts few to compile, and none to compile ahead.
 os.environ.setdefault("NUMBA_GEMM_JOBS", "3")
 # Queues of the GPU: streams of one queue wait for each other. There are about 512, for all workers and a process that
@@ -76,6 +80,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if ON_GPU and item.get_closest_marker("simulator"):
             item.add_marker(pytest.mark.skip(reason="checks the simulator"))
     items.sort(key=lambda item: item.get_closest_marker("alone") is not None)  # others need not wait for these
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from the tests and modules, which it would look at again and again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
