@@ -235,7 +235,12 @@ def variants(stage: Stage, config: TileConfig) -> list[int | Variant]:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "config", "first"),
-    [(name, config, first) for name, first in ASSEMBLED for config in STAGES[name].configs],
+    [
+        (name, config, first)
+        for name, first in ASSEMBLED
+        for config in STAGES[name].configs
+        if variants(STAGES[name], config)  # too narrow a B has none
+    ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_every_variant_stays_in_registers(name, config, first):
