@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import datetime
+import functools
 import hashlib
 import importlib.metadata
 import math
@@ -166,10 +167,16 @@ def source_digest() -> str:
     """
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
-        tree = _WithoutDocstrings().visit(ast.parse(path.read_bytes()))
         digest.update(path.relative_to(PACKAGE).as_posix().encode())
-        digest.update(ast.dump(tree).encode())
+        digest.update(_code_digest(path.read_bytes()))
     return digest.hexdigest()
+
+
+@functools.cache  # parsing all files takes seconds, and a process may record several runs
+def _code_digest(source: bytes) -> bytes:
+    """Return the digest of a file's code."""
+    tree = _WithoutDocstrings().visit(ast.parse(source))
+    return hashlib.sha256(ast.dump(tree).encode()).digest()
 
 
 class _WithoutDocstrings(ast.NodeTransformer):
