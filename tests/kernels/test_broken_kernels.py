@@ -87,11 +87,15 @@ def table(stage: LadderStage) -> Iterator[Callable[[], Outcome]]:
         yield lambda case=case: run(stage, config, case)  # type: ignore[misc]
 
 
-def survives(stage: LadderStage, monkeypatch) -> str | None:
-    """Run the table under several orders of threads; the first failure in words, or None."""
+def survives(stage: LadderStage, monkeypatch, first: int = 0) -> str | None:
+    """Run the table from its case `first` on, then those before; the first failure in words, or None.
+
+    One order of threads and blocks suffices, but for an edit of `stream_k` that shows under the second one alone.
+    """
     monkeypatch.setattr("numba_gemm.kernels.ladder.stage.GROUP", 2)
-    for seed in (1, 2, 3) if stage.schedule is None else (1, 2):
-        for case in table(stage):
+    cases = list(table(stage))
+    for seed in (1, 2) if stage.name == "stream_k" else (1,):
+        for case in cases[first:] + cases[:first]:
             with monkeypatch.context() as patch:
                 patch.setattr(launch.scheduler, "run", permuted(seed))
                 try:
@@ -330,6 +334,23 @@ MUTATIONS = [
 ]
 
 
+# The case that finds an edit which no case before it does: it runs first, which saves the time of those.
+FOUND_BY = {
+    "i1 * partition.a_middle": 5,
+    "i2 * partition.b_inner": 5,
+    "i0 * partition.c_outer": 5,
+    "int64(uint32(rest - uint32(outer * middle)))": 5,
+    "int64(uint32(member - uint32(rest * inner)))": 5,
+    "SECTOR) < width": 6,
+    "if uint32(q + r) < parts": 6,
+    "product(alpha, acc[i, j + 1])": 6,
+    "other == uint32((SLOTS - 1) * SLOT)": 7,
+    "i // 4 * (4 * LANES_M) + i % 4": 9,
+    "block_row += warp // (BN // WN) * WM": 9,
+    "int64(4 * SECTOR) if unit else SECTOR * col_step(x)": 10,
+}
+
+
 @pytest.mark.parametrize(("name", "module", "old", "new", "which"), MUTATIONS)
 def test_a_broken_kernel_is_caught(name, module, old, new, which, monkeypatch):
-    assert survives(mutant(name, module, old, new, which), monkeypatch)
+    assert survives(mutant(name, module, old, new, which), monkeypatch, FOUND_BY.get(old, 0))
