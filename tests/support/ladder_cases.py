@@ -94,10 +94,17 @@ class Case:
         return f"{'x'.join(map(str, self.shape))} {self.layout} alpha={self.alpha} beta={self.beta}"
 
 
-def cases(config: TileConfig) -> list[Case]:
-    """Every shape in every layout, with an alpha and beta such that every pair of the three occurs."""
+def cases(config: TileConfig, halves: tuple[int, ...] = (0, 1)) -> list[Case]:
+    """Every shape in every layout, with an alpha and beta such that every pair of the three occurs.
+
+    Halves divide this as the colours of a chessboard: each has every shape in at least three layouts.
+    """
     table = itertools.product(enumerate(shapes(config)), enumerate(LAYOUTS))
-    return [Case(shape, layout, *ALPHA_BETA[(i + j) % len(ALPHA_BETA)]) for (i, shape), (j, layout) in table]
+    return [
+        Case(shape, layout, *ALPHA_BETA[(i + j) % len(ALPHA_BETA)])
+        for (i, shape), (j, layout) in table
+        if (i + j) % 2 in halves
+    ]
 
 
 @dataclass
