@@ -522,7 +522,7 @@ def traced(stage, shape=(40, 36, 20), **options):
 def test_a_stage_has_no_races(name):
     """Two tiles with edges, or four that blocks share."""
     config = STAGES[name].test_config
-    m = config.BM - 4 if STAGES[name].schedule is None else min(config.BM + 8, 40)
+    m = max(config.BM - 4, 4) if STAGES[name].schedule is None else min(config.BM + 8, 40)
     found = traced(name, (m, min(config.BN + 4, 36), 20))
     assert found.races == []
     assert not found.requests.empty
