@@ -247,13 +247,13 @@ class Unwrapped(NamedTuple):
 
 
 def unwrapped(
-    a: Any, b: Any, alpha: Any, stage: str, precision: str | None, epilogue: Callable[..., Any] | None
+    a: Any, b: Any, stage: str, precision: str | None, epilogue: Callable[..., Any] | None
 ) -> Unwrapped | None:
     """Return what prepared operands of a product stand for; None if neither A nor B is one.
 
     Parameters
     ----------
-    a, b, alpha, stage, precision, epilogue
+    a, b, stage, precision, epilogue
         Those of `tiled_sgemm`.
 
     Raises
@@ -279,7 +279,7 @@ def unwrapped(
             )
         one.check_current()
     x, y = (one.array if type(one) is PreparedOperand else one for one in (a, b))
-    kept = [one for one in given if one.parts is not None] if alpha != 0 and _decomposes(stage) else []
+    kept = [one for one in given if one.parts is not None] if _decomposes(stage) else []
     arithmetic: str = wanted
     if kept and wanted == FP32_AUTO:
         extents = extents_of(tuple(getattr(x, "shape", ())), tuple(getattr(y, "shape", ())), epilogue)

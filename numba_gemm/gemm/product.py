@@ -62,7 +62,7 @@ def checked_product(
     c : array, optional
         That of `tiled_sgemm`; then the call is not to be remembered.
     """
-    held = unwrapped(a, b, alpha, stage, precision, epilogue)
+    held = unwrapped(a, b, stage, precision, epilogue)
     parts: tuple[Any, ...] = ()
     if held is not None:
         a, b, precision, parts = held.a, held.b, held.precision, held.parts
