@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .gemm.occupancy import Occupancy, occupancy
     from .gemm.plan import Plan, plan
     from .gemm.precompile import precompile
+    from .gemm.prepare import PreparedOperand, prepare
     from .kernels.ladder.cpu import cpu_sgemm
     from .kernels.launchable import Launchable, launchable
     from .runtime.driver import GpuUnavailable
@@ -31,6 +32,7 @@ __all__ = [
     "Launchable",
     "Occupancy",
     "Plan",
+    "PreparedOperand",
     "__version__",
     "autotune",
     "clear_autotuned",
@@ -41,6 +43,7 @@ __all__ = [
     "occupancy",
     "plan",
     "precompile",
+    "prepare",
     "stages",
     "streamed_sgemm",
     "tiled_sgemm",
@@ -53,6 +56,7 @@ _HOMES = {
     "Launchable": ".kernels.launchable",
     "Occupancy": ".gemm.occupancy",
     "Plan": ".gemm.plan",
+    "PreparedOperand": ".gemm.prepare",
     "autotune": ".gemm.autotune",
     "clear_autotuned": ".gemm.autotune",
     "clear_cache": ".runtime.kernel_files",
@@ -62,6 +66,7 @@ _HOMES = {
     "occupancy": ".gemm.occupancy",
     "plan": ".gemm.plan",
     "precompile": ".gemm.precompile",
+    "prepare": ".gemm.prepare",
     "stages": ".api",
     "streamed_sgemm": ".streaming",
     "tiled_sgemm": ".api",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .gemm import fast_path, product
 from .gemm.stage_table import StageTable
@@ -11,6 +11,9 @@ from .kernels import STAGES
 from .kernels.scalars import real
 from .kernels.stage import IEEE
 from .typing import Array, ArrayT, PrecisionName, Scalar, StageChoice
+
+if TYPE_CHECKING:
+    from .gemm.prepare import PreparedOperand
 
 
 def stages() -> StageTable:
@@ -25,15 +28,15 @@ def stages() -> StageTable:
 
 
 def tiled_sgemm(
-    a: ArrayT,
-    b: ArrayT,
+    a: ArrayT | PreparedOperand[ArrayT],
+    b: ArrayT | PreparedOperand[ArrayT],
     out: ArrayT | None = None,
     *,
     alpha: Scalar = 1.0,
     beta: Scalar = 0.0,
     c: Array | None = None,
     stage: StageChoice = "auto",
-    precision: PrecisionName = IEEE,
+    precision: PrecisionName | None = None,
     stream: Any = None,
     epilogue: Callable[..., Any] | None = None,
     epilogue_args: Sequence[Any] = (),
@@ -48,7 +51,8 @@ def tiled_sgemm(
         Dimensions before the last two are batch dimensions, which are broadcast as in NumPy; vectors, of shape (K,),
         are multiplied as by `numpy.matmul`. Arrays in device memory are read in place. NumPy arrays are copied to the
         GPU, and the result back. Operands of 16 bits are converted to float32, which is exact, by a launch before the
-        product, in 4 bytes of memory per element; the dtypes of `a` and `b` may differ.
+        product, in 4 bytes of memory per element; the dtypes of `a` and `b` may differ. Either may be an operand that
+        `prepare` returned.
     out : array of shape (..., M, N), float32, optional
         Array of the same library for the result, and C unless `c` is given; it is overwritten. Its elements must be
         distinct and may not be shared with `a` or `b`; strides are arbitrary otherwise. PyTorch's autograd is told that
@@ -62,10 +66,11 @@ def tiled_sgemm(
     stage : str
         Name of a stage in `stages()`, or "auto" for the fastest one for these shapes, layouts and this GPU, by a model
         or as `autotune` measured it. `explain` describes the choice.
-    precision : str
-        Arithmetic of the product. "ieee": float32 multiply-adds, on any GPU. The others use tensor cores, from compute
-        capability 8.0 on: "bf16x6" and "bf16x9" decompose each element into three BF16 numbers and have smaller errors
-        than float32 sums, over float32's range, from K = 256 and K = 1024 on; "tf32x3" (two TF32) and "fp16x3" (two
+    precision : str, optional
+        Arithmetic of the product; by default that of a prepared operand, else "ieee". "ieee": float32 multiply-adds, on
+        any GPU. The others use tensor cores, from compute capability 8.0 on: "bf16x6" and "bf16x9" decompose each
+        element into three BF16 numbers and have smaller errors than float32 sums, over float32's range, from K = 256
+        and K = 1024 on; "tf32x3" (two TF32) and "fp16x3" (two
         FP16, scaled by row and column) are less accurate for sums of one sign; "bf16x3" (two BF16) keeps 16 bits of
         each element; "tf32" and "bf16" round the elements.
         "fp32_auto" is the fastest precision whose stated error and range are no worse than those of "ieee", if no
@@ -136,7 +141,8 @@ def tiled_sgemm(
         alpha = real("alpha", alpha)
     if type(beta) is not float:
         beta = real("beta", beta)
-    tag = fast_path.tag_of(stage, precision, epilogue, epilogue_args) if c is None else None
+    named = IEEE if precision is None else precision
+    tag = fast_path.tag_of(stage, named, epilogue, epilogue_args) if c is None else None
     if tag is not None:
         done = fast_path.try_fast(product.calls, tag, a, b, out, alpha, beta, stream, epilogue_args)
         if done is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -245,6 +245,10 @@ class ArrayKind:
 
     def written(self, out: Operand) -> None:
         """Notify the library that the caller's `out` has been written."""
+
+    def version(self, array: Any) -> Hashable:
+        """Return what changes whenever the library knows that an array's contents have; a constant if it never does."""
+        return None
 
     @contextmanager
     def product(

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any
 
@@ -241,6 +241,10 @@ class TorchTensors(ArrayKind):
         increment = getattr(torch.autograd.graph, "increment_version", None)
         if increment is not None and not out.array.is_inference():
             increment(out.array)
+
+    def version(self, array: Any) -> Hashable:
+        # The counter of in-place changes, which all views of a tensor share; a tensor of inference mode has none.
+        return array.data_ptr(), None if array.is_inference() else array._version  # noqa: SLF001
 
 
 def plain_tensors(torch: Any) -> Callable[[Any, Any, Any], bool]:

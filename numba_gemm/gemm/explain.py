@@ -33,21 +33,22 @@ from .heuristics import Choice
 from .occupancy import occupancy
 from .precision import FP32_AUTO, IEEE, canonical, check_precision
 from .precompile import model_of
+from .prepare import PreparedOperand, unwrapped
 from .request import batch_dimensions, check_names, check_size, check_terms, checked, chosen
 
 __all__ = ["Explanation", "explain", "explain_shape"]
 
 
 def explain(
-    a: ArrayT,
-    b: ArrayT,
+    a: ArrayT | PreparedOperand[ArrayT],
+    b: ArrayT | PreparedOperand[ArrayT],
     out: ArrayT | None = None,
     *,
     alpha: Scalar = 1.0,
     beta: Scalar = 0.0,
     c: Array | None = None,
     stage: StageChoice = "auto",
-    precision: PrecisionName = IEEE,
+    precision: PrecisionName | None = None,
     epilogue: Callable[..., Any] | None = None,
     epilogue_args: Sequence[Any] = (),
 ) -> Explanation:
@@ -69,7 +70,11 @@ def explain(
     >>> explain(a, b, stage="naive").tile
     (32, 32, 1)
     """
-    wanted = checked(a, b, out, alpha, beta, None, stage, epilogue, epilogue_args, precision=precision, c=c)
+    held = unwrapped(a, b, stage, precision, epilogue)
+    x, y, named = (a, b, precision or IEEE) if held is None else (held.a, held.b, held.precision)
+    wanted = checked(x, y, out, alpha, beta, None, stage, epilogue, epilogue_args, precision=named, c=c)
+    if held is not None:
+        wanted = held.of(wanted)
     kind, device = wanted.a.kind, devices.get_device(wanted.device)
     strides = arrays.row_major(wanted.shape, FLOAT32_BYTES)
     result = wanted.out or Operand("out", kind, None, FLOAT32, wanted.shape, strides, 0, wanted.device)
@@ -87,7 +92,8 @@ def explain(
         )
     choices = [wanted.choose(product) for product in products]
     extents = extents_of(*wanted.given, wanted.epilogue)._replace(k=wanted.k)  # 0 if alpha is
-    words = _precision_words(canonical(precision), wanted.precision, extents, device.properties)
+    words = _precision_words(canonical(named), wanted.precision, extents, device.properties)
+    words += _prepared_words(wanted.prepared)
     told = _explanation(products, choices, device.properties, device.partition, wanted.precision, copies, words)
     return replace(told, copies_c=copies_c)
 
@@ -195,6 +201,7 @@ def _explanation(
         shares = choice.stage.shares(config, oriented.converted, choice.precision, choice.partition)
     converting = sum(tensor_heuristics.copy_seconds(conversion_bytes(one), gpu.memory_bandwidth) for one in products)
     clocks = sum(one.clocks for one in choices) if all(one.clocks for one in choices) else None
+    saved = sum(_prepared_seconds(product, precision, gpu) for product in products)
     reason = choice.reason or heuristics.choose(heuristics.problem(products[0], gpu, precision)).reason
     return Explanation(
         stage=choice.stage.name,
@@ -211,10 +218,23 @@ def _explanation(
         copies=copies,
         workspace_bytes=workspaces.total_bytes(launches.scratch_bytes, launches.counters),
         launches=sum(len(sequence.steps) for sequence in sequences),
-        microseconds=None if clocks is None else (clocks / gpu.clock_hz + converting) * 1e6,
+        microseconds=None if clocks is None else (clocks / gpu.clock_hz + converting - saved) * 1e6,
         reason=words + reason,
         dtypes=(products[0].a.dtype, products[0].b.dtype),
     )
+
+
+def _prepared_seconds(product: Product, precision: str, gpu: DeviceProperties) -> float:
+    """Return the expected seconds that prepared operands save."""
+    if not any(product.prepared):
+        return 0.0
+    matrices = product.batch.matrices  # all are counted, as in the choice's time
+    a, b = (0 if ready else matrices for ready in product.prepared)
+    extents, bandwidth = (product.m, product.n, product.k), gpu.memory_bandwidth
+    seconds = tensor_heuristics.decomposition_seconds(precision, *extents, matrices, matrices, bandwidth)
+    if a or b:
+        seconds -= tensor_heuristics.decomposition_seconds(precision, *extents, a, b, bandwidth)
+    return seconds
 
 
 def _precision_words(asked: str, precision: str, extents: Extents, gpu: DeviceProperties) -> str:
@@ -222,6 +242,12 @@ def _precision_words(asked: str, precision: str, extents: Extents, gpu: DevicePr
     if asked != FP32_AUTO:
         return ""
     return f"{FP32_AUTO} stands for {precision}, since {auto_reason(extents, gpu)[1]}; "
+
+
+def _prepared_words(prepared: tuple[bool, bool]) -> str:
+    """Return the reason for a choice that does not depend on prepared operands; empty without one."""
+    names = [name for name, ready in zip("AB", prepared) if ready]
+    return f"chosen as if {' and '.join(names)} were not prepared: " if names else ""
 
 
 def _gpu(cc: Any, device: Any) -> tuple[int | None, DeviceProperties]:
@@ -274,8 +300,9 @@ def _accesses(stage: Stage, config: Any, product: Product) -> tuple[str, str, bo
     """Return how A and B are loaded, and whether C is written in vectors."""
     if not isinstance(stage, LadderStage):
         read = "tensor map" if isinstance(stage, TmaStage) else "any"
-        word = "decomposed" if isinstance(stage, TensorStage) else read
-        return word, word, False
+        words = ["prepared" if ready else "decomposed" for ready in product.prepared]
+        a, b = words if isinstance(stage, TensorStage) else (read, read)
+        return a, b, False
     variant = stage.variant(config, product)
     if isinstance(variant, Variant):
         return variant.a, variant.b, variant.c_aligned

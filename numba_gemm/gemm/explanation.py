@@ -31,8 +31,8 @@ class Explanation:
         Largest number of blocks that share a tile; 1 if none is shared.
     a_access, b_access : str
         Access by which tiles of A and of B are loaded: one of `numba_gemm.device.tile_loader.ACCESSES`; "whole",
-        "aligned" or "any" in stages without a schedule; "decomposed" or "tensor map" on tensor cores. If the transpose
-        is computed, they refer to its operands.
+        "aligned" or "any" in stages without a schedule; "decomposed", "prepared" or "tensor map" on tensor cores. If
+        the transpose is computed, they refer to its operands.
     c_vectors : bool
         True if C is written in vectors.
     swapped : bool

@@ -205,7 +205,7 @@ def remember(
     kind : ArrayKind
         Kind of `a`.
     given : tuple
-        a, b, out and the vectors, as the caller passed them.
+        a, b, out and the vectors, as the caller passed them; parts of prepared operands count as vectors.
     placed : tuple
         The same, as kernels read them.
     request : Request
@@ -238,7 +238,7 @@ def remember(
     spans = (*reach(left), *reach(right))
     call = CachedCall(request.device, request.shape, tuple(launched), spans, tuple(map(reach, others)))
     cache.store(reading[0], call)
-    if cache.any_extents and request.epilogue is None:
+    if cache.any_extents and not vectors and request.epilogue is None:
         cache.checked.add((tag, type(a), request.device))
 
 

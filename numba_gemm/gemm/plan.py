@@ -29,6 +29,7 @@ from .fp32_auto import Extents, resolved
 from .heuristics import Choice
 from .launch_choice import decomposed
 from .precision import IEEE, check_precision
+from .prepare import PreparedOperand
 
 NO_VECTORS: tuple[Any, ...] = ()  # the one empty tuple that CPython has
 
@@ -272,8 +273,8 @@ class Plan:
 
     def __call__(
         self,
-        a: ArrayT,
-        b: ArrayT,
+        a: ArrayT | PreparedOperand[ArrayT],
+        b: ArrayT | PreparedOperand[ArrayT],
         out: ArrayT | None = None,
         alpha: Scalar = 1.0,
         beta: Scalar = 0.0,

@@ -12,6 +12,7 @@ from . import fast_path, next_kernels
 from .fast_path import CallCache
 from .launch_choice import launch_choice
 from .precision import IEEE
+from .prepare import unwrapped
 from .request import Chooser, Request, checked
 
 calls = CallCache(any_extents=True)  # of `tiled_sgemm`
@@ -34,7 +35,7 @@ def checked_product(
     stage: str,
     cache: CallCache,
     tag: Hashable,
-    precision: str = IEEE,
+    precision: str | None = IEEE,
     epilogue: Callable[..., Any] | None = None,
     epilogue_args: Sequence[Any] = (),
     home: int | None = None,
@@ -47,7 +48,7 @@ def checked_product(
     Parameters
     ----------
     a, b, out, alpha, beta, stream, stage, precision, epilogue, epilogue_args
-        Those of `tiled_sgemm`.
+        Those of `tiled_sgemm`; a and b may be prepared.
     cache : CallCache
         Cache in which the call is remembered.
     tag : hashable or None
@@ -61,7 +62,21 @@ def checked_product(
     c : array, optional
         That of `tiled_sgemm`; then the call is not to be remembered.
     """
+    held = unwrapped(a, b, stage, precision, epilogue)
+    parts: tuple[Any, ...] = ()
+    if held is not None:
+        a, b, precision, parts = held.a, held.b, held.precision, held.parts
+        if tag is not None:
+            tag = fast_path.tag_of(stage, precision, epilogue, epilogue_args)
+            done = fast_path.try_fast(
+                cache, (tag, held.prepared), a, b, out, alpha, beta, stream, (*epilogue_args, *parts)
+            )
+            if done is not None:
+                return done
+    precision = precision or IEEE
     request = checked(a, b, out, alpha, beta, stream, stage, epilogue, epilogue_args, home, precision, c)
+    if held is not None:
+        request = held.of(request)
     choose = request.choose if chooser is None else chooser(request)
     left = request.a
     memory = workspace if request.precision == precision else None  # for sums without terms it may be too small
@@ -84,6 +99,9 @@ def checked_product(
             done = launch_choice(part.product, choice, *operands, queue, part.vectors, memory)
             launched += [(bound, steps[0] + x, steps[1] + y, steps[2] + z, first) for bound, x, y, z, first in done]
         if tag is not None and request.k and tag == fast_path.tag_of(stage, precision, epilogue, epilogue_args):
-            given, placement = (a, b, out, epilogue_args), (placed.a, placed.b, placed.c, placed.vectors)
+            given = a, b, out, (*epilogue_args, *parts)
+            placement = placed.a, placed.b, placed.c, placed.vectors
+            if held is not None:
+                tag = tag, held.prepared
             fast_path.remember(cache, tag, left.kind, given, placement, request, launched)
     return arrays.returned(left, placed, request.device) if out is None else out

@@ -43,7 +43,7 @@ class Part:
     a, b, c : Matrix
         Operands; of a batch, the first matrices.
     vectors : tuple of Vector
-        The epilogue's vectors.
+        The epilogue's vectors, and parts of prepared operands.
     product : Product
         Layouts, batch and epilogue.
     """
@@ -68,7 +68,7 @@ class Request:
     addend : Operand or None
         Array to copy into C beforehand.
     vectors : list of Operand
-        The epilogue's vectors.
+        The epilogue's vectors, then the parts of prepared operands.
     epilogue : callable or None
         The epilogue, as kernels are built with it.
     given : tuple
@@ -87,6 +87,8 @@ class Request:
         Ordinal of the device to run on.
     stream : Stream or None
         The caller's.
+    prepared : tuple of bool
+        See `Product`.
     """
 
     a: Operand
@@ -104,6 +106,7 @@ class Request:
     precision: str
     device: int
     stream: streams.Stream | None
+    prepared: tuple[bool, bool] = (False, False)
 
     @property
     def extents(self) -> tuple[int, int]:
@@ -124,10 +127,10 @@ class Request:
             b, c = b.as_columns(), c.as_columns()
         if len(a.shape) == 1:
             a, c = a.as_rows(), c.as_rows()
-        places = tuple(vector.vector() for vector in vectors)
+        places, count = tuple(one.vector() for one in vectors), len(vectors) - sum(self.prepared)  # the epilogue's
         at_once = batch_dimensions(self.stage, self.precision, devices.device_properties(self.device).cc)
         for x, y, z, batch in batches.products(a, b, c, self.device, at_once=at_once, fold=self.epilogue is None):
-            yield Part(x, y, z, places, product_of(x, y, z, batch, self.epilogue, places))
+            yield Part(x, y, z, places, product_of(x, y, z, batch, self.epilogue, places[:count], self.prepared))
 
 
 @cache
@@ -234,12 +237,11 @@ def checked(
             "one device; pass a stream of the operands' device"
         )
     gpu = devices.device_properties(device)
-    cc = gpu.cc
     if stage != "auto":
-        heuristics.resolve(stage, cc)
-    check_precision(precision, cc, stage)
+        heuristics.resolve(stage, gpu.cc)
+    check_precision(precision, gpu.cc, stage)
     precision = resolved(precision, extents_of(*shapes, epilogue), gpu)
-    check_takes_epilogue(stage, precision, cc, epilogue)
+    check_takes_epilogue(stage, precision, gpu.cc, epilogue)
     check_terms(precision, k)
     if alpha == 0 or k == 0 or 0 in shape:
         # Sums without terms: a and b are not read, and alpha = 0 keeps an infinite or NaN alpha out of beta * C.

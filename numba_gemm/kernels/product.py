@@ -166,6 +166,8 @@ class Product(NamedTuple):
         Device function ``(value, row, col, *vectors)`` applied to each element of C.
     vectors : tuple of (int, int)
         Elements of each of the epilogue's vectors, and bytes from one element to the next.
+    prepared : tuple of bool
+        True for A, and for B, if it has been decomposed before; all products of a batch share such an operand.
     """
 
     a: Layout
@@ -174,6 +176,7 @@ class Product(NamedTuple):
     batch: Batch = ONE
     epilogue: Callable[..., Any] | None = None
     vectors: tuple[tuple[int, int], ...] = ()
+    prepared: tuple[bool, bool] = (False, False)
 
     @property
     def m(self) -> int:
@@ -194,7 +197,8 @@ class Product(NamedTuple):
     def transposed(self) -> Product:
         """Product ``C.T = B.T @ A.T``, for products without an epilogue."""
         batch = Batch(self.batch.extents, self.batch.b, self.batch.a, self.batch.c)
-        return self._replace(a=self.b.transposed, b=self.a.transposed, c=self.c.transposed, batch=batch)
+        a, b, c = self.b.transposed, self.a.transposed, self.c.transposed
+        return self._replace(a=a, b=b, c=c, batch=batch, prepared=self.prepared[::-1])
 
     @property
     def converted(self) -> Product:

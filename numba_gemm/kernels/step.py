@@ -16,7 +16,10 @@ from .product import Layout
 
 
 class Slot(IntEnum):
-    """A 64-bit word of a launch that is known only at the call. Each `VECTORS + i` is the address of vector i."""
+    """A 64-bit word of a launch that is known only at the call.
+
+    Each `VECTORS + i` is the address of a vector of the epilogue. Those of prepared operands' parts follow.
+    """
 
     ALPHA = 0
     BETA = 1

@@ -22,7 +22,8 @@ from cuda.pathfinder import load_nvidia_dynamic_lib
 
 from ..kernels import STAGES, conversion
 from ..kernels.step import Kernel
-from ..kernels.tensor_core.stage import BUILD_ADD_PARTIALS, build_decompose, build_row_maxima
+from ..kernels.tensor_core.decomposition import build_decompose, build_row_maxima
+from ..kernels.tensor_core.stage import BUILD_ADD_PARTIALS
 from .compilation import settings
 from .fingerprint import Part, fingerprint
 from .sources import SOURCES

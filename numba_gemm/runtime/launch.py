@@ -26,11 +26,17 @@ __all__ = ["Launched", "Simulated", "bind_product", "launch", "launch_product", 
 
 
 def product_of(
-    a: Matrix, b: Matrix, c: Matrix, batch: Batch = ONE, epilogue: Any = None, vectors: Sequence[Vector] = ()
+    a: Matrix,
+    b: Matrix,
+    c: Matrix,
+    batch: Batch = ONE,
+    epilogue: Any = None,
+    vectors: Sequence[Vector] = (),
+    prepared: tuple[bool, bool] = (False, False),
 ) -> Product:
     """Return the description of a product of matrices in memory."""
     shapes = tuple((vector.size, vector.stride) for vector in vectors)
-    return Product(a.layout, b.layout, c.layout, batch, epilogue, shapes)
+    return Product(a.layout, b.layout, c.layout, batch, epilogue, shapes, prepared)
 
 
 def launch(
@@ -251,9 +257,10 @@ def _simulated(
             return values[argument.place.slot]
         if isinstance(argument, MatrixAt):
             slot, layout = argument.place.slot, argument.layout
-            if slot == Slot.SCRATCH:
+            if slot == Slot.SCRATCH or slot >= Slot.VECTORS:
                 shape, strides = (layout.rows, layout.cols), (layout.row_stride, layout.col_stride)
-                return at_address(scratch, scratch.ctypes.data + argument.place.offset, shape, strides)
+                memory = scratch if slot == Slot.SCRATCH else vectors[slot - Slot.VECTORS].owner
+                return at_address(memory, memory.ctypes.data + argument.place.offset, shape, strides)
             return values[slot].view(layout)
         if step.kernel.config is None:  # of operands that are converted
             return argument.words

@@ -23,6 +23,7 @@ from numba_gemm import (
     occupancy,
     plan,
     precompile,
+    prepare,
     stages,
     streamed_sgemm,
     tiled_sgemm,
@@ -73,12 +74,16 @@ assert_type(tiled_sgemm(a, a), NDArray[np.float32])
 assert_type(tiled_sgemm(x, x), DeviceArray)
 assert_type(tiled_sgemm(x, w), DeviceArray)
 assert_type(tiled_sgemm(d, d), OnlyDlpack)
+assert_type(tiled_sgemm(a, prepare(b, "bf16x6")), NDArray[np.float32])
+assert_type(tiled_sgemm(prepare(x, "bf16x6", side="a"), prepare(x, "bf16x6")), DeviceArray)
+prepare(b, "bf16x6", side="c")  # error: arg-type
+prepare("abc", "bf16x6")  # error: type-var
 tiled_sgemm(a, b, alpha=2, beta=np.float32(0.5), out=a).sum()
 tiled_sgemm(a.T, mapped[:, ::-1])
 tiled_sgemm(a, b, epilogue=lambda value, row, column, bias: value + bias[column], epilogue_args=(a[0],))
-tiled_sgemm("abc", 3)  # error: type-var
-tiled_sgemm(3.0, 3.0)  # error: type-var
-tiled_sgemm([[1.0]], [[1.0]])  # error: type-var
+tiled_sgemm("abc", 3)  # error: arg-type
+tiled_sgemm(3.0, 3.0)  # error: arg-type
+tiled_sgemm([[1.0]], [[1.0]])  # error: arg-type
 tiled_sgemm(a, b, out=[0.0])  # error: arg-type
 tiled_sgemm(a, b, alpha="2")  # error: arg-type
 tiled_sgemm(a, b, alpha=1j)  # error: arg-type
@@ -113,15 +118,16 @@ numba_gemm.cpu_sgemm(x, x)  # error: arg-type
 multiply = plan(4, 4, 4, batch=(2, 3), like=a, device="cuda:0", layout="NT", precision="bf16x9", workspace=x)
 assert_type(multiply(a, a), NDArray[np.float32])
 assert_type(multiply(x, x, x, 2.0, 0.5), DeviceArray)
+assert_type(multiply(x, prepare(x, "bf16x9")), DeviceArray)
 assert_type(plan(4, 4, 4, dtype=("bfloat16", "float32"))(a, a, c=a, beta=1), NDArray[np.float32])
 plan(4, 4, 4, dtype="float64")  # error: arg-type
-multiply("abc", 3)  # error: type-var
+multiply("abc", 3)  # error: arg-type
 plan(4.0, 4, 4)  # error: arg-type
 plan(4, 4, 4, layout="NC")  # error: arg-type
 plan(4, 4, 4, like=3)  # error: arg-type
 plan(4, 4, 4, stage="fast")  # error: arg-type
 assert_type(explain(a, b, precision="tf32").microseconds, float | None)
-explain("abc", 3)  # error: type-var
+explain("abc", 3)  # error: arg-type
 explain(a, b, stage="fast")  # error: arg-type
 assert_type(autotune(a, b, seconds=1).best.microseconds, float)
 autotune(a, b, precision="fp64")  # error: arg-type

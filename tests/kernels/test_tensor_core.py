@@ -48,8 +48,9 @@ from numba_gemm.kernels.tensor_core import (
 )
 from numba_gemm.kernels.tensor_core import stage as tensor_stage
 from numba_gemm.kernels.tensor_core.config import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, parts_shape
+from numba_gemm.kernels.tensor_core.decomposition import decomposition_of
 from numba_gemm.kernels.tensor_core.precision import TensorPrecision
-from numba_gemm.kernels.tensor_core.stage import decomposition_of, precision_for
+from numba_gemm.kernels.tensor_core.stage import precision_for
 from numba_gemm.lab.bench import accuracy
 from numba_gemm.models.accuracy import TENSOR_BOUNDS, tensor_bound
 from numba_gemm.runtime import bound_product, kernel_key
@@ -645,8 +646,9 @@ def test_a_decomposition_covers_the_product(precision, m, n, k):
     for words, extent, tile in ((a.cols, m, config.BM), (b.cols, n, config.BN)):
         assert words % (ROW_WORDS * tile) == 0
         assert words >= ROW_WORDS * extent > words - ROW_WORDS * tile
-    ends = [offset + 4 * part.rows * part.cols for offset, part in zip(made.offsets, made.parts, strict=True)]
-    assert all(end <= begin for end, begin in zip(ends, made.offsets[1:], strict=False))
+    assert {place.slot for place in made.places} == {Slot.SCRATCH}
+    ends = [at.offset + 4 * part.rows * part.cols for at, part in zip(made.places, made.parts, strict=True)]
+    assert all(end <= at.offset for end, at in zip(ends, made.places[1:], strict=False))
     assert ends[-1] <= made.bytes
     launches = stage.launches(config, product, precision, None, GPU)
     assert launches.scratch_bytes == made.bytes
@@ -875,7 +877,7 @@ def test_words_of_a_product(monkeypatch, given):
     made = decomposition_of(TENSOR_PRECISIONS["fp16x3"], SCALED, PERSISTENT.configs[0])
     expected = {Moving(Slot.ALPHA): 2.0, Moving(Slot.BETA): 0.5, Moving(Slot.A): 100, Moving(Slot.B): 200}
     expected |= {Moving(Slot.C): 300, Moving(Slot.VECTORS): 400, Moving(Slot.VECTORS + 1): 500}
-    expected |= {Moving(Slot.SCRATCH, offset): memory + offset for offset in made.offsets}
+    expected |= {place: memory + place.offset for place in made.places}
     assert frame.moved == [expected]
     assert frame.launched == [7]
     assert workspaces.leased == workspaces.released == ([] if given else [(7, made.bytes)])

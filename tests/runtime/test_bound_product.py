@@ -269,6 +269,8 @@ LAUNCH_KEYS = {
     "vectors": {"vectors": ((8, 4), (8, 4))},
     "a vector's size": {"vectors": ((12, 4),)},
     "a vector's stride": {"vectors": ((8, 8),)},
+    "A is prepared": {"prepared": (True, False)},
+    "B is prepared": {"prepared": (False, True)},
 }
 
 

@@ -24,7 +24,7 @@ IN_PROCESSES = """
 import json, sys
 from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS
-from numba_gemm.kernels.tensor_core.stage import preparing_kernels
+from numba_gemm.kernels.tensor_core.decomposition import preparing_kernels
 from numba_gemm.runtime import compilation, compiler
 
 kernels = [STAGES[name].kernel_of(STAGES[name].configs[0], True) for name in ("naive", "coalesced", "shared_tile")]

@@ -34,7 +34,7 @@ from numba_gemm.kernels.ladder.stage import TileConfig, Variant
 from numba_gemm.kernels.product import Product, dense
 from numba_gemm.kernels.step import Kernel
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TensorVariant
-from numba_gemm.kernels.tensor_core.stage import preparing_kernels
+from numba_gemm.kernels.tensor_core.decomposition import preparing_kernels
 from numba_gemm.runtime import compilation, kernel_cache, kernel_files, kernel_key, private_files, sources
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime.fingerprint import fingerprint, frozen

@@ -49,6 +49,7 @@ class Tensor:
         self.address = self.x.ctypes.data  # or the exception that PyTorch raises
 
     is_nested = is_quantized = False
+    _version = property(lambda self: self.version)
     shape = property(lambda self: self.x.shape)
 
     def stride(self):

@@ -21,7 +21,7 @@ from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.ladder.stage import Variant
 from numba_gemm.kernels.step import Kernel
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TensorVariant
-from numba_gemm.kernels.tensor_core.stage import preparing_kernels
+from numba_gemm.kernels.tensor_core.decomposition import preparing_kernels
 from numba_gemm.runtime import compilation, compiler
 from numba_gemm.runtime import epilogue as epilogues
 

@@ -25,7 +25,7 @@ from numba_gemm.gemm import plan as plans
 from numba_gemm.kernels import conversion
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder import stage as ladder
-from numba_gemm.kernels.tensor_core import direct_stage, tma_stage
+from numba_gemm.kernels.tensor_core import decomposition, direct_stage, tma_stage
 from numba_gemm.kernels.tensor_core import stage as tensor_core
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import driver as driver_module
@@ -53,12 +53,12 @@ def parameters(kernel):
     if kernel.signature is tensor_core.ADD_PARTIALS_SIGNATURE:
         operands = {"alpha": SCALAR, "a_parts": MATRIX, "b_parts": MATRIX, "beta": SCALAR}
         return operands | dict.fromkeys(("c", "a", "b", "partials"), MATRIX) | {"words": 10} | vectors
-    if kernel.signature is tensor_core.ROW_MAXIMA_SIGNATURE:
+    if kernel.signature is decomposition.ROW_MAXIMA_SIGNATURE:
         return {"a": MATRIX, "a_maxima": MATRIX, "b": MATRIX, "b_maxima": MATRIX, "steps": 4}
-    if kernel.signature is tensor_core.DECOMPOSE_SIGNATURE and kernel.variant.precision.scaled:
+    if kernel.signature is decomposition.DECOMPOSE_SIGNATURE and kernel.variant.precision.scaled:
         operands = ("a", "a_parts", "a_maxima", "b", "b_parts", "b_maxima")
         return dict.fromkeys(operands, MATRIX) | {"steps": 6}
-    if kernel.signature is tensor_core.DECOMPOSE_SIGNATURE:
+    if kernel.signature is decomposition.DECOMPOSE_SIGNATURE:
         return dict.fromkeys(("a", "a_parts", "b", "b_parts"), MATRIX) | {"steps": 4}
     if kernel.signature is conversion.SIGNATURE:
         return dict.fromkeys(("a", "a_copy", "b", "b_copy"), MATRIX) | {"words": 15}

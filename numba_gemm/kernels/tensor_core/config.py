@@ -33,6 +33,7 @@ CHUNKS = ROW_BYTES // CHUNK_BYTES  # per row of a slot
 THREADS = DECOMPOSED_ROWS * CHUNKS  # of a block that decomposes
 SPAN = 512  # terms of k in which one block finds the largest elements, or a multiple of it: there are at most SPANS
 SPANS = 256
+PREPARED_TILES = (64, 96, 128, 192, 256)  # extents of block tiles that parts of prepared operands suit
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from typing import Any
 
 from ...simulator.switch import SIMULATOR
 from .config import TensorVariant
-from .stage import AddPartialsVariant, DecomposeVariant
+from .decomposition import DecomposeVariant
+from .stage import AddPartialsVariant
 from .tma_stage import TmaVariant
 
 if not SIMULATOR:

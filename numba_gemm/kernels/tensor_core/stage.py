@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...device.units import FLOAT32_BYTES, MAX_GRID_X, MAX_GRID_Y, VECTOR_BYTES, ceil_div
 from ...typing import PrecisionName
@@ -37,8 +37,6 @@ from .config import (
     LEFT,
     ROW_BYTES,
     ROW_WORDS,
-    SPAN,
-    SPANS,
     THREADS,
     WARP_EXTENT,
     WARPGROUP,
@@ -46,8 +44,8 @@ from .config import (
     TensorVariant,
     WarpConfig,
     WarpgroupConfig,
-    parts_shape,
 )
+from .decomposition import decomposing_steps, decomposition_of
 from .precision import SHORT_SUMS, TENSOR_PRECISIONS, TensorPrecision
 
 __all__ = [
@@ -60,24 +58,19 @@ __all__ = [
     "ROW_WORDS",
     "WARPGROUP",
     "WARP_EXTENT",
-    "Decomposition",
     "TensorConfig",
     "TensorStage",
     "TensorVariant",
     "WarpConfig",
     "WarpgroupConfig",
-    "decomposition_of",
     "precision_for",
 ]
 
-DECOMPOSE_SIGNATURE, ROW_MAXIMA_SIGNATURE, TEACHING_SIGNATURE, COMPLETE_SIGNATURE, ADD_PARTIALS_SIGNATURE = (
-    Code("tensor_core.signatures", f"{name}_signature")
-    for name in ("decompose", "row_maxima", "teaching", "complete", "add_partials")
+TEACHING_SIGNATURE, COMPLETE_SIGNATURE, ADD_PARTIALS_SIGNATURE = (
+    Code("tensor_core.signatures", f"{name}_signature") for name in ("teaching", "complete", "add_partials")
 )
 BUILD_ADD_PARTIALS = Code("tensor_core.split_k")
-OVERLAPPING = (9, 0)  # compute capability from which on a kernel can let the next one start before it has ended
 LONG_SUM = 1024  # terms from which on a precision's own products are accurate enough, without `SHORT_SUMS`
-SCRATCH_ALIGNMENT = 256
 PARTIALS_PER_THREAD = 4  # that a thread adds, if there are few
 MAX_PARTS_BYTES = 1 << 30  # of the parts of a batch's matrices that are decomposed at a time, unless one needs more
 
@@ -88,115 +81,7 @@ def precision_for(name: str, k: int) -> TensorPrecision:
     return SHORT_SUMS.get(name, precision) if k < LONG_SUM else precision
 
 
-class Decomposition(NamedTuple):
-    """Decomposed operands of a product in the scratch memory, and the grids of the kernels that make and use them.
-
-    Attributes
-    ----------
-    precision : TensorPrecision
-        Precision.
-    parts : tuple of Layout
-        Layouts of A's parts and B's, and of the row maxima of both if the precision is scaled.
-    offsets : tuple of int
-        Bytes from the start of the scratch memory to each of them.
-    steps : tuple of int
-        Bytes from one matrix of a batch to the next for each of them; 0 for what all matrices share.
-    matrices : int
-        Matrices of the batch.
-    bytes : int
-        Size of the scratch memory.
-    decompose_blocks, maxima_blocks : int
-        Blocks of the kernel that decomposes both operands, and of the one that finds the row maxima.
-    """
-
-    precision: TensorPrecision
-    parts: tuple[Layout, ...]
-    offsets: tuple[int, ...]
-    steps: tuple[int, ...]
-    matrices: int
-    bytes: int
-    decompose_blocks: int
-    maxima_blocks: int
-
-
-def decomposition_of(precision: TensorPrecision, product: Product, config: TensorConfig) -> Decomposition:
-    """Lay out the decomposed operands of a product; of the batch, only the last dimension counts."""
-    k, batch = product.k, product.batch
-    matrices, varies = batch.extents[-1], (batch.a[-1], batch.b[-1])
-    shapes = [parts_shape(precision, product.m, k, config.BM), parts_shape(precision, product.n, k, config.BN)]
-    (rows, a_words), (_, b_words) = shapes
-    blocks = rows // precision.parts * ((a_words + b_words) // (ROW_WORDS * DECOMPOSED_ROWS))
-    maxima_blocks = 0
-    if precision.scaled:
-        spans = max(1, min(SPANS, ceil_div(k, SPAN)))
-        shapes += [(spans, a_words // ROW_WORDS), (spans, b_words // ROW_WORDS)]
-        maxima_blocks = spans * ((a_words + b_words) // (ROW_WORDS * DECOMPOSED_ROWS))
-    parts, offsets, steps, end = [], [], [], 0
-    for i, (rows, cols) in enumerate(shapes):
-        size, own = ceil_div(FLOAT32_BYTES * rows * cols, SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT, varies[i & 1]
-        parts.append(Layout(rows, cols, FLOAT32_BYTES * cols, FLOAT32_BYTES))
-        offsets.append(end)
-        steps.append(size if own else 0)
-        end += size * matrices if own else size
-    return Decomposition(precision, tuple(parts), tuple(offsets), tuple(steps), matrices, end, blocks, maxima_blocks)
-
-
 # ------------------------------------------------------------------------------------------------------------- kernels
-
-
-@dataclass(frozen=True)
-class DecomposeVariant:
-    """Specialisation of the kernels that decompose operands and find row maxima.
-
-    Attributes
-    ----------
-    precision : TensorPrecision or None
-        Precision; None for row maxima, which are the same for all.
-    overlapping : bool
-        True if the next kernel may start while it runs.
-    batched : bool
-        True if the grid's y axis counts matrices of a batch.
-    """
-
-    precision: TensorPrecision | None
-    overlapping: bool
-    batched: bool
-
-
-def build_decompose(config: None, variant: DecomposeVariant) -> Any:
-    """Build the kernel that decomposes both operands."""
-    assert variant.precision is not None
-    from .decompose import build
-
-    return build(variant.precision, variant.overlapping, variant.batched)
-
-
-def build_row_maxima(config: None, variant: DecomposeVariant) -> Any:
-    """Build the kernel that finds the largest magnitudes of rows of A and columns of B."""
-    from .decompose import build_row_maxima as build
-
-    return build(variant.overlapping, variant.batched)
-
-
-@lru_cache(maxsize=256)
-def preparing_kernels(precision: TensorPrecision, overlapping: bool, batched: bool) -> tuple[Kernel, Kernel]:
-    """Return the kernel that decomposes operands, and the one that finds row maxima.
-
-    Precisions whose parts are the same share both.
-    """
-    same = (one for one in TENSOR_PRECISIONS.values() if one.decomposition == precision.decomposition)
-    if (shared := next(same)) != precision:
-        return preparing_kernels(shared, overlapping, batched)
-    variant = DecomposeVariant(precision, overlapping, batched)
-    name, threads = f"decompose_{precision.name}", THREADS
-    first = Kernel(name, build_decompose, DECOMPOSE_SIGNATURE, None, variant, 0, threads)
-    return first, _row_maxima(overlapping, batched)
-
-
-@lru_cache(maxsize=4)
-def _row_maxima(overlapping: bool, batched: bool) -> Kernel:
-    variant = DecomposeVariant(None, overlapping, batched)
-    return Kernel("row_maxima", build_row_maxima, ROW_MAXIMA_SIGNATURE, None, variant, 0, THREADS)
 
 
 @dataclass(frozen=True)
@@ -293,7 +178,7 @@ class TensorStage(Stage):
     def own_launches(
         self, config: TensorConfig, product: Product, precision: str, partition: Partition | None, gpu: Gpu
     ) -> Launches:
-        """Return the launches that decompose the operands and multiply.
+        """Return the launches that decompose the operands, unless they are prepared, and multiply.
 
         If the precision is scaled, row maxima are found before; if sums are divided, partial sums are added at the end.
         """
@@ -301,33 +186,19 @@ class TensorStage(Stage):
         kernel = self.kernel(config, product, precision)
         tensor_precision, batched = kernel.variant.precision, kernel.variant.batched
         made = decomposition_of(tensor_precision, product, config)
-        places = [
-            MatrixAt(Moving(Slot.SCRATCH, at), layout) for at, layout in zip(made.offsets, made.parts, strict=True)
-        ]
         x, y, z = MatrixAt(AT_A, product.a), MatrixAt(AT_B, product.b), MatrixAt(AT_C, product.c)
         across = MatrixAt(AT_B, product.b.transposed)
-        batch, own = product.batch, made.steps
+        batch, own, places = product.batch, made.steps, made.matrix_arguments
         a_step, b_step, c_step = batch.a[-1], batch.b[-1], batch.c[-1]
-        first, maxima = preparing_kernels(tensor_precision, gpu.cc >= OVERLAPPING, batched)
-        threads = (THREADS, 1, 1)
-        grid = (made.decompose_blocks, made.matrices, 1)
-        steps = []
-        if tensor_precision.scaled:
-            words = Words((a_step, own[2], b_step, own[3]))
-            steps.append(
-                Step(maxima, (made.maxima_blocks, made.matrices, 1), threads, (x, places[2], across, places[3], words))
-            )
-            words = Words((a_step, own[0], own[2], b_step, own[1], own[3]))
-            operands = (x, places[0], places[2], across, places[1], places[3], words)
-            steps.append(Step(first, grid, threads, operands, self.waits))
-        else:
-            words = Words((a_step, own[0], b_step, own[1]))
-            steps.append(Step(first, grid, threads, (x, places[0], across, places[1], words)))
+        of_a, of_b = product.prepared
+        wanted = not of_a, not of_b
+        steps = [*decomposing_steps(made, (x, across), (a_step, b_step), wanted, batched, gpu, self.waits)]
+        overlaps = self.waits and bool(steps)
         arguments: tuple[Any, ...] = (ALPHA, *places[:2], BETA, z)
         rows, cols = ceil_div(product.m, config.BM), ceil_div(product.n, config.BN)
         block = (config.threads, 1, 1)
         if not self.complete:
-            steps.append(Step(kernel, (cols, rows, 1), block, arguments, self.waits))
+            steps.append(Step(kernel, (cols, rows, 1), block, arguments, overlaps))
             return Launches(tuple(steps), made.bytes)
         vectors = tuple(Vector(i, *vector) for i, vector in enumerate(product.vectors))
         # Blocks of warpgroups fill a multiprocessor and stay; of others there is one per tile.
@@ -336,14 +207,14 @@ class TensorStage(Stage):
         grid = (min(shares * rows * cols, most), made.matrices, 1)
         if shares == 1:
             arguments += (x, y, Words((own[0], own[1], c_step, a_step, b_step)), *vectors)
-            steps.append(Step(kernel, grid, block, arguments, self.waits))
+            steps.append(Step(kernel, grid, block, arguments, overlaps))
             return Launches(tuple(steps), made.bytes)
         pitch = FLOAT32_BYTES * cols * config.BN
         sums = Layout(shares * rows * config.BM, cols * config.BN, pitch, FLOAT32_BYTES)
         partials, step = MatrixAt(Moving(Slot.SCRATCH, made.bytes), sums), sums.rows * pitch
         kernel = self.kernel_of(config, TensorVariant(tensor_precision, batched=batched))  # without the epilogue
         arguments = (ALPHA_ONE, *places[:2], BETA_ZERO, partials, x, y, Words((own[0], own[1], step, a_step, b_step)))
-        steps.append(Step(kernel, grid, block, arguments, self.waits))
+        steps.append(Step(kernel, grid, block, arguments, overlaps))
         groups, variant = threads_per_sum(shares), AddPartialsVariant(product.epilogue, len(vectors))
         made_of = int(tensor_precision.parts > 1), int(tensor_precision.scaled)
         words = Words((own[0], own[1], c_step, a_step, b_step, step, shares, groups, *made_of))

@@ -1,0 +1,233 @@
+"""Launches that decompose operands: layouts of the parts, kernels, and steps.
+
+The parts of a product's operands lie in the scratch memory of its launches. Those of a prepared operand
+(`Product.prepared`) have been made before and are passed to the launches like a vector of the epilogue. Their layout
+suits the tiles of every configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ...device.units import FLOAT32_BYTES, ceil_div
+from ..code import Code
+from ..product import Layout, Product
+from ..stage import Gpu
+from ..step import AT_A, Argument, Kernel, Launches, MatrixAt, Moving, Slot, Step, Words
+from .config import DECOMPOSED_ROWS, PREPARED_TILES, ROW_WORDS, SPAN, SPANS, THREADS, TensorConfig, parts_shape
+from .precision import TENSOR_PRECISIONS, TensorPrecision
+
+DECOMPOSE_SIGNATURE, ROW_MAXIMA_SIGNATURE = (
+    Code("tensor_core.signatures", f"{name}_signature") for name in ("decompose", "row_maxima")
+)
+OVERLAPPING = (9, 0)  # compute capability from which on a kernel can let the next one start before it has ended
+SCRATCH_ALIGNMENT = 256
+BLOCK_WORDS = ROW_WORDS * DECOMPOSED_ROWS  # of a row of parts, that a block of the decomposing kernel writes
+
+
+class Decomposition(NamedTuple):
+    """Decomposed operands of a product, and the grids of the kernels that make them.
+
+    Attributes
+    ----------
+    precision : TensorPrecision
+        Precision.
+    parts : tuple of Layout
+        Layouts of A's parts and B's, and of the row maxima of both if the precision is scaled.
+    places : tuple of Moving
+        Place of each of them: in the scratch memory or, for parts of a prepared operand, memory of their own.
+    steps : tuple of int
+        Bytes from one matrix of a batch to the next for each of them; 0 for what all matrices share.
+    matrices : int
+        Matrices of the batch.
+    bytes : int
+        Size of the scratch memory.
+    decompose_blocks, maxima_blocks : int
+        Blocks of the kernel that decomposes operands, and of the one that finds the row maxima.
+    """
+
+    precision: TensorPrecision
+    parts: tuple[Layout, ...]
+    places: tuple[Moving, ...]
+    steps: tuple[int, ...]
+    matrices: int
+    bytes: int
+    decompose_blocks: int
+    maxima_blocks: int
+
+    @property
+    def matrix_arguments(self) -> list[MatrixAt]:
+        """Arguments of kernels, in the order of `parts`."""
+        return [MatrixAt(place, layout) for place, layout in zip(self.places, self.parts, strict=True)]
+
+
+def dense_words(rows: int, words: int) -> Layout:
+    """Return the layout of a dense matrix of 32-bit words."""
+    return Layout(rows, words, FLOAT32_BYTES * words, FLOAT32_BYTES)
+
+
+def spans_of(k: int) -> int:
+    """Return the number of spans of k in which row maxima are found."""
+    return max(1, min(SPANS, ceil_div(k, SPAN)))
+
+
+def prepared_parts(precision: TensorPrecision, mn: int, k: int) -> Layout:
+    """Return the layout of the parts of a prepared (mn, k) operand, which suits block tiles of all extents."""
+    rows, words = zip(*(parts_shape(precision, mn, k, tile) for tile in PREPARED_TILES))
+    return dense_words(rows[0], max(words))
+
+
+def decomposition_of(precision: TensorPrecision, product: Product, config: TensorConfig) -> Decomposition:
+    """Lay out the decomposed operands of a product; of the batch, only the last dimension counts."""
+    k, batch, prepared = product.k, product.batch, product.prepared
+    matrices, varies = batch.extents[-1], (batch.a[-1], batch.b[-1])
+    layouts = [
+        prepared_parts(precision, mn, k) if ready else dense_words(*parts_shape(precision, mn, k, tile))
+        for mn, tile, ready in zip((product.m, product.n), (config.BM, config.BN), prepared)
+    ]
+    row_blocks = sum(one.cols // BLOCK_WORDS for one, ready in zip(layouts, prepared) if not ready)
+    blocks, maxima_blocks = layouts[0].rows // precision.parts * row_blocks, 0
+    if precision.scaled:
+        layouts += [dense_words(spans_of(k), one.cols // ROW_WORDS) for one in layouts]
+        maxima_blocks = spans_of(k) * row_blocks
+    places, steps, end, vector = [], [], 0, Slot.VECTORS + len(product.vectors)
+    for i, layout in enumerate(layouts):
+        if prepared[i & 1]:
+            places.append(Moving(vector if i < 2 else Slot.SCRATCH))
+            steps.append(0)
+            vector += i < 2
+            continue
+        size, own = ceil_div(layout.rows * layout.row_stride, SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT, varies[i & 1]
+        places.append(Moving(Slot.SCRATCH, end))
+        steps.append(size if own else 0)
+        end += size * matrices if own else size
+    return Decomposition(precision, tuple(layouts), tuple(places), tuple(steps), matrices, end, blocks, maxima_blocks)
+
+
+def preparation(precision: TensorPrecision, x: Layout, gpu: Gpu) -> Launches:
+    """Return the launches that decompose an operand, (mn, k) at A's place, into parts at the first vector's."""
+    parts, maxima, scaled = prepared_parts(precision, *x.words[:2]), spans_of(x.cols), precision.scaled
+    row_blocks = parts.cols // BLOCK_WORDS
+    largest = dense_words(maxima, parts.cols // ROW_WORDS)
+    made = Decomposition(
+        precision,
+        (parts, parts, largest, largest),
+        (Moving(Slot.VECTORS), Moving(Slot.VECTORS), Moving(Slot.SCRATCH), Moving(Slot.SCRATCH)),
+        (0, 0, 0, 0),
+        1,
+        largest.rows * largest.row_stride if scaled else 0,
+        parts.rows // precision.parts * row_blocks,
+        maxima * row_blocks,
+    )
+    operand = MatrixAt(AT_A, x)
+    return Launches(decomposing_steps(made, (operand, operand), (0, 0), (True, False), False, gpu, True), made.bytes)
+
+
+def decomposing_steps(
+    made: Decomposition,
+    operands: tuple[MatrixAt, MatrixAt],
+    steps: tuple[int, int],
+    wanted: tuple[bool, bool],
+    batched: bool,
+    gpu: Gpu,
+    overlaps: bool,
+) -> tuple[Step, ...]:
+    """Return the launches that decompose one operand, or both; if the precision is scaled, row maxima come before.
+
+    Parameters
+    ----------
+    made : Decomposition
+        Parts.
+    operands : tuple of MatrixAt
+        A, and the transpose of B.
+    steps : tuple of int
+        Bytes from one matrix of a batch to the next, in A and in B.
+    wanted : tuple of bool
+        Operands to decompose, of A and B.
+    batched : bool
+        True if the grid's y axis counts matrices of a batch.
+    gpu : Gpu
+        Device.
+    overlaps : bool
+        True if the second launch may start before the first has ended.
+    """
+    which = [i for i in (0, 1) if wanted[i]]
+    if not which:
+        return ()
+    places, own = made.matrix_arguments, made.steps
+    decompose, maxima = preparing_kernels(made.precision, gpu.cc >= OVERLAPPING, batched)
+
+    def arguments(*offsets: int) -> tuple[Argument, ...]:
+        # The kernels take two operands. Alone, one takes both places: the grid has no blocks for the second.
+        found: list[Argument] = []
+        words: list[int] = []
+        for i in (which[0], which[-1]):
+            found += [operands[i], *(places[i + j] for j in offsets)]
+            words += [steps[i], *(own[i + j] for j in offsets)]
+        return (*found, Words(tuple(words)))
+
+    block, grid = (THREADS, 1, 1), (made.decompose_blocks, made.matrices, 1)
+    if not made.precision.scaled:
+        return (Step(decompose, grid, block, arguments(0)),)
+    first = Step(maxima, (made.maxima_blocks, made.matrices, 1), block, arguments(2))
+    return first, Step(decompose, grid, block, arguments(0, 2), overlaps)
+
+
+# ------------------------------------------------------------------------------------------------------------- kernels
+
+
+@dataclass(frozen=True)
+class DecomposeVariant:
+    """Specialisation of the kernels that decompose operands and find row maxima.
+
+    Attributes
+    ----------
+    precision : TensorPrecision or None
+        Precision; None for row maxima, which are the same for all.
+    overlapping : bool
+        True if the next kernel may start while it runs.
+    batched : bool
+        True if the grid's y axis counts matrices of a batch.
+    """
+
+    precision: TensorPrecision | None
+    overlapping: bool
+    batched: bool
+
+
+def build_decompose(config: None, variant: DecomposeVariant) -> Any:
+    """Build the kernel that decomposes operands."""
+    assert variant.precision is not None
+    from .decompose import build
+
+    return build(variant.precision, variant.overlapping, variant.batched)
+
+
+def build_row_maxima(config: None, variant: DecomposeVariant) -> Any:
+    """Build the kernel that finds the largest magnitudes of rows of A and columns of B."""
+    from .decompose import build_row_maxima as build
+
+    return build(variant.overlapping, variant.batched)
+
+
+@lru_cache(maxsize=256)
+def preparing_kernels(precision: TensorPrecision, overlapping: bool, batched: bool) -> tuple[Kernel, Kernel]:
+    """Return the kernel that decomposes operands, and the one that finds row maxima.
+
+    Precisions whose parts are the same share both.
+    """
+    same = (one for one in TENSOR_PRECISIONS.values() if one.decomposition == precision.decomposition)
+    if (shared := next(same)) != precision:
+        return preparing_kernels(shared, overlapping, batched)
+    variant = DecomposeVariant(precision, overlapping, batched)
+    name, threads = f"decompose_{precision.name}", THREADS
+    first = Kernel(name, build_decompose, DECOMPOSE_SIGNATURE, None, variant, 0, threads)
+    return first, _row_maxima(overlapping, batched)
+
+
+@lru_cache(maxsize=4)
+def _row_maxima(overlapping: bool, batched: bool) -> Kernel:
+    variant = DecomposeVariant(None, overlapping, batched)
+    return Kernel("row_maxima", build_row_maxima, ROW_MAXIMA_SIGNATURE, None, variant, 0, THREADS)
