@@ -14,7 +14,12 @@ from numba_gemm.kernels.stage import Gpu
 from numba_gemm.kernels.step import MatrixAt, Slot
 from numba_gemm.kernels.tensor_core import SHORT_SUMS, TENSOR_PRECISIONS, TENSOR_STAGES, decomposition
 from numba_gemm.kernels.tensor_core.config import PREPARED_TILES
-from numba_gemm.kernels.tensor_core.decomposition import decomposition_of, preparation, prepared_parts
+from numba_gemm.kernels.tensor_core.decomposition import (
+    decomposition_of,
+    preparation,
+    prepared_parts,
+    preparing_kernels,
+)
 from numba_gemm.kernels.tensor_core.stage import precision_for
 from numba_gemm.runtime.launch import _Place, _simulated, product_of
 from numba_gemm.runtime.matrix import Matrix, Vector
@@ -76,8 +81,9 @@ def test_a_prepared_operand_is_not_decomposed_again(torch, gpu, full_checks, ext
         tiled_sgemm(a, b, precision=precision)
     with gpu.recording() as first:
         kept = {side: prepare(x, precision, side=side) for side, x in (("a", a), ("b", b)) if side in sides}
+    decompose, maxima = preparing_kernels(precision_for(precision, k), True, False)
     scaled = precision == "fp16x3"
-    assert names(first) == [*["row_maxima"] * scaled, f"decompose_{precision_for(precision, k).name}"] * len(kept)
+    assert names(first) == [*[maxima.name] * scaled, decompose.name] * len(kept)
     assert {did.a[0] for did in first} == {one.array.data_ptr() for one in kept.values()}
     # In the product's own decomposition, the blocks of the other operand alone are left; all else is as usual.
     full_checks.clear()
@@ -181,7 +187,7 @@ def test_fp32_auto_uses_parts_where_it_stands_for_their_precision(torch, gpu, fu
         with gpu.recording() as made:
             tiled_sgemm(large, weights)
             tiled_sgemm(small, weights)
-        assert names(made)[0] == "decompose_bf16x6_stepwise"
+        assert names(made)[0] == "decompose_bf16x6"
         assert made[1].b[0] == weights.parts.data_ptr()
         assert "x" not in made[2].arguments
         assert weights.array.data_ptr() in (made[2].a[0], made[2].b[0]), "itself, or as A of the transposed product"

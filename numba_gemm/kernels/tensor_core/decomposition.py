@@ -90,8 +90,9 @@ def decomposition_of(precision: TensorPrecision, product: Product, config: Tenso
     row_blocks = sum(one.cols // BLOCK_WORDS for one, ready in zip(layouts, prepared) if not ready)
     blocks, maxima_blocks = layouts[0].rows // precision.parts * row_blocks, 0
     if precision.scaled:
-        layouts += [dense_words(spans_of(k), one.cols // ROW_WORDS) for one in layouts]
-        maxima_blocks = spans_of(k) * row_blocks
+        spans = spans_of(k)
+        layouts += [dense_words(spans, one.cols // ROW_WORDS) for one in layouts]
+        maxima_blocks = spans * row_blocks
     places, steps, end, vector = [], [], 0, Slot.VECTORS + len(product.vectors)
     for i, layout in enumerate(layouts):
         if prepared[i & 1]:
