@@ -29,7 +29,7 @@ def products(extent: int) -> Iterator[tuple[int, Callable[[int], None]]]:
     to_host = buffers.library.to_host
     rows = np.r_[: min(extent, CHECKED), max(0, extent - CHECKED) : extent]
     expected, scale = accuracy.reference(1.0, to_host(buffers.a)[rows], to_host(buffers.b))
-    for tile, config in CONFIGS.items():
+    for tile, config in sorted(CONFIGS.items()):
 
         def call(stream: int, config: TileConfig = config) -> None:
             launch(STAGE, config, 1.0, a, b, 0.0, c, stream=stream)
