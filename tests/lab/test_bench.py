@@ -522,20 +522,23 @@ class TestVerdicts:
         assert list(frame["status"]) == ["unsupported"]
         assert "compute capability 9.0" in frame["note"].iloc[0]
 
-    def test_ratio_to_cublas(self):
+    def test_fastest_cublas_is_the_row(self):
         def slowly(buffers):
             return contenders.Bound(lambda stream: [multiply(buffers) for _ in range(200)])
 
-        cublas = contenders.Contender(
-            "cublas", lambda buffers: contenders.Bound(lambda stream: multiply(buffers)), via="torch"
+        one = contenders.Contender("cublas", slowly, via="one")
+        two = contenders.Contender(
+            "cublas", lambda buffers: contenders.Bound(lambda stream: multiply(buffers)), via="two"
         )
-        plan = host_plan(contenders.Contender("slow", slowly), cublas)
-        (frame,) = run.run(dataclasses.replace(plan, rounds=5))
-        assert list(frame["via"]) == ["", "torch"]
+        slow = contenders.Contender("slow", slowly)
+        (frame,) = run.run(dataclasses.replace(host_plan(slow, one, two), rounds=5))
+        assert list(frame["via"]) == ["", "two"]
         assert frame["ratio_to_cublas"].iloc[0] == pytest.approx(
             frame["median_us"].iloc[1] / frame["median_us"].iloc[0]
         )
-        assert frame["ratio_to_cublas"].iloc[1] == pytest.approx(1)
+        frame = frame.iloc[1:]
+        assert frame["note"].iloc[0].startswith("through one: ")
+        assert frame["ratio_to_cublas"].iloc[0] == pytest.approx(1)
         assert frame["rounds"].iloc[0] == 5
 
     def test_one_that_cannot_be_timed_does_not_stop_the_rest(self, monkeypatch):
@@ -916,22 +919,18 @@ class TestTimingOfBaselines:
     def baselines(self, *names):
         return [contenders.Contender("cublas", bound, via=name, capturable=name != "cupy") for name in names]
 
-    @pytest.mark.parametrize(
-        ("available", "expected"),
-        [(("torch", "cupy"), [("torch", True)]), (("cupy",), [("cupy", False)]), ((), [])],
-    )
-    def test_cublas_is_called_through_pytorch_else_cupy(self, available, expected, monkeypatch):
+    def test_cupy_cannot_be_captured(self, monkeypatch):
         class Library:
             @staticmethod
             def set_float32_matmul_precision(precision):
                 assert precision == "highest"
 
-        monkeypatch.setattr(contenders, "optional", lambda module: Library if module in available else None)
-        assert [(found.via, found.capturable) for found in contenders.cublas()] == expected
+        monkeypatch.setattr(contenders, "optional", lambda module: Library)
+        assert {found.via: found.capturable for found in contenders.cublas()} == {"torch": True, "cupy": False}
 
     @pytest.mark.parametrize(
         ("names", "how"),
-        [([], "graphs"), (["torch"], "graphs"), (["cupy"], "launches")],
+        [([], "graphs"), (["torch"], "graphs"), (["torch", "cupy"], "graphs"), (["cupy"], "launches")],
     )
     def test_launches_only_for_cupy_alone(self, names, how, monkeypatch):
         asked = []
@@ -949,14 +948,19 @@ class TestTimingOfBaselines:
         assert set(frame["status"]) == {"ok"}
         assert frame["note"].iloc[0] == ""
 
-    def test_what_was_not_captured_says_so(self, monkeypatch):
+    @pytest.mark.parametrize(
+        ("cupy", "note"), [(49.0, "{0}; through torch: 50 us"), (51.0, "through cupy: 51 us, {0}")]
+    )
+    def test_fastest_is_the_row_and_says_how(self, cupy, note, monkeypatch):
         def interleaved(calls, *, rounds, **_options):
-            return {name: Samples(np.full(rounds, 50.0), "torch" in name) for name in calls}
+            return {
+                name: Samples(np.full(rounds, cupy if "cupy" in name else 50.0), "cupy" not in name) for name in calls
+            }
 
         monkeypatch.setattr(run, "time_interleaved", interleaved)
-        plan = host_plan(contenders.Contender("stage", bound), *self.baselines("torch"))
-        (frame,) = run.run(dataclasses.replace(plan, simulated=False))
-        assert list(frame["note"]) == [run.NOT_CAPTURED, ""]
+        (frame,) = run.run(dataclasses.replace(host_plan(*self.baselines("torch", "cupy")), simulated=False))
+        assert list(frame["median_us"]) == [min(cupy, 50.0)]
+        assert frame["note"].iloc[0] == note.format(run.NOT_CAPTURED)
 
 
 class TestCompare:
@@ -1073,7 +1077,7 @@ class TestReport:
                 gpu_row("naive", shapes[0], 100.0, status="ok", error_in_bounds=0.2),
                 gpu_row("naive", shapes[1], 100.0, status="ok", error_in_bounds=0.1),
                 gpu_row("auto", shapes[0], math.nan, status="wrong", error_in_bounds=7.0, note="too large"),
-                gpu_row("auto", shapes[0], 100.0, status="ok", config="other", steady_us=math.nan),
+                gpu_row("auto", shapes[0], 100.0, status="ok", config="other"),
                 gpu_row("auto", shapes[1], math.nan, status="unsupported", precision="tf32", error_in_bounds=math.nan),
             ]
         )

@@ -35,7 +35,7 @@ def test_processes(tmp_path, monkeypatch):
         return json.dumps({"products_s": 1.0}), 2.0
 
     monkeypatch.setattr(first, "run", run)
-    frame = pd.DataFrame(first.measured(["ieee"], tmp_path))
+    frame = pd.DataFrame(first.measured(["ieee"], ["9.0"], tmp_path))
     assert list(frame["case"][:3]) == ["precompile, ieee", "precompile, all precisions", "export of a bundle"]
     cases = frame[3:]
     assert list(zip(cases["case"], cases["cache"])) == [(kind, cache) for kind in child.KINDS for cache in first.CACHES]
@@ -48,7 +48,7 @@ def test_processes(tmp_path, monkeypatch):
 
 def test_one_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(first, "run", lambda arguments, **variables: (json.dumps({"products_s": 1.0}), 2.0))
-    frame = pd.DataFrame(first.measured(["ieee"], tmp_path, ["empty"]))
+    frame = pd.DataFrame(first.measured(["ieee"], ["9.0"], tmp_path, ["empty"]))
     assert list(zip(frame["case"], frame["cache"])) == [(kind, "empty") for kind in child.KINDS]
     with pytest.raises(ValueError, match="invalid choice: 'cold'; expected one of empty, filled, bundle"):
         first.EXPERIMENT.parameters["caches"].parse("empty,cold")

@@ -132,14 +132,15 @@ def cpu_compile_seconds() -> float:
 
 
 def cublas() -> tuple[Contender, ...]:
-    """Return the contender for FP32 cuBLAS (TF32 off), through PyTorch, else CuPy; none if neither is available."""
+    """Return the contenders for FP32 cuBLAS (TF32 off), through PyTorch and CuPy if they are available."""
     if (torch := optional("torch")) is not None:
         torch.set_float32_matmul_precision("highest")
-        return (Contender(CUBLAS, functools.partial(matmul, torch), via="torch"),)
-    if (cupy := optional("cupy")) is not None:
-        # CuPy refuses to call cuBLAS on a stream that is being captured.
-        return (Contender(CUBLAS, functools.partial(matmul, cupy), via="cupy", capturable=False),)
-    return ()
+    # CuPy refuses to call cuBLAS on a stream that is being captured.
+    return tuple(
+        Contender(CUBLAS, functools.partial(matmul, library), via=name, capturable=name != "cupy")
+        for name in ("torch", "cupy")
+        if (library := optional(name)) is not None
+    )
 
 
 def matmul(library: Any, buffers: DeviceBuffers) -> Bound:

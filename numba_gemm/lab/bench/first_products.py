@@ -25,7 +25,7 @@ CHILD = "numba_gemm.lab.bench.first_products_child"
 PACKAGE = Path(__file__).parents[2]
 Cache = Literal["empty", "filled", "bundle"]
 CACHES: tuple[Cache, ...] = get_args(Cache)
-CCS = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")  # of the bundle
+CCS = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 LAYOUTS = "NN,NT,TN,TT"
 
 
@@ -39,11 +39,13 @@ def run(arguments: list[str], **variables: str) -> tuple[str, float]:
     return (done.stdout.splitlines() or [""])[-1], time.perf_counter() - begin
 
 
-def measured(precisions: Sequence[str], place: Path, caches: Sequence[str] = CACHES) -> Iterator[dict[str, Any]]:
+def measured(
+    precisions: Sequence[str], ccs: Sequence[str], place: Path, caches: Sequence[str] = CACHES
+) -> Iterator[dict[str, Any]]:
     """Yield the rows of all cases; caches and the bundle lie in `place`."""
     bundle = place / "kernels.bundle"
     of_all = ["--precision", ",".join(PRECISIONS)]
-    exported = [*of_all, "--layouts", LAYOUTS, "--cc", ",".join(CCS), "--export", str(bundle)]
+    exported = [*of_all, "--layouts", LAYOUTS, "--cc", ",".join(ccs), "--export", str(bundle)]
     cases = {"precompile, ieee": [], "precompile, all precisions": of_all, "export of a bundle": exported}
     for name, arguments in cases.items() if "bundle" in caches else ():
         folder = place / name.replace(" ", "_")
@@ -63,19 +65,20 @@ def measured(precisions: Sequence[str], place: Path, caches: Sequence[str] = CAC
 
 
 def first_products(
-    precisions: Sequence[str] = ("ieee", "bf16x6"), caches: Sequence[Cache] = CACHES
+    precisions: Sequence[str] = ("ieee", "bf16x6"), ccs: Sequence[str] = CCS, caches: Sequence[Cache] = CACHES
 ) -> Iterator[dict[str, Any]]:
     """Measure the first products of processes.
 
     Parameters
     ----------
     precisions: Precisions of the products.
+    ccs: Compute capabilities of the bundle.
     caches: Caches that the processes find: "empty", "filled" by the process before, and "bundle". Without the last one,
         `precompile` and the export of a bundle are left out, too.
     """
     compileall.compile_dir(PACKAGE, quiet=2)
     with tempfile.TemporaryDirectory() as place:
-        yield from measured(precisions, Path(place), caches)
+        yield from measured(precisions, ccs, Path(place), caches)
 
 
 EXPERIMENT = Experiment(

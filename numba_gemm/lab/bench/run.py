@@ -55,8 +55,9 @@ class Plan:
 
     @property
     def graphs(self) -> bool:
-        """True if calls are replayed as graphs; False, for all alike, if cuBLAS cannot be captured."""
-        return all(contender.capturable for contender in self.contenders)
+        """True if calls are replayed as graphs; False, for all alike, if the only cuBLAS cannot be captured."""
+        baselines = [contender.capturable for contender in self.contenders if contender.stage == results.CUBLAS]
+        return any(baselines) or not baselines
 
     @property
     def timing(self) -> str | None:
@@ -121,7 +122,9 @@ def measure(plan: Plan, shape: Shape, stream: int) -> list[dict[str, Any]]:
                 candidate.fail(error)
     if any(candidate.status == results.ERROR for candidate in candidates):
         gc.collect()  # the exception may keep operands alive in a cycle, and the next shape needs their memory
-    return rows(plan, shape, candidates, clocks)
+    kept = best_of_cublas(candidates)
+    note_others(kept, candidates)
+    return rows(plan, shape, kept, clocks)
 
 
 def verify_and_time(candidates: Sequence[Candidate], plan: Plan, shape: Shape, stream: int) -> ClockSamples:
@@ -140,7 +143,7 @@ def verify_and_time(candidates: Sequence[Candidate], plan: Plan, shape: Shape, s
     with sampled_clocks(plan.nvml) as clocks:
         time_on_device({c.contender.label: c for c in right if not on_host(plan, c)}, plan, len(sets), stream)
     time_on_host([c for c in right if on_host(plan, c)], plan, stream)
-    for candidate in candidates:
+    for candidate in best_of_cublas(candidates):
         if candidate.samples is not None and not on_host(plan, candidate):
             candidate.host_us = host_time(candidate, stream)
             if runs_steadily(plan, candidate):
@@ -265,9 +268,26 @@ def host_time(candidate: Candidate, stream: int) -> float:
     return host_time_us(lambda: call(stream), batch=batch, rounds=rounds, synchronize=lambda: synchronize(stream))
 
 
+def best_of_cublas(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates with one of the FP32 cuBLAS: the fastest, or the first if none was timed."""
+    baselines = [c for c in candidates if c.contender.stage == results.CUBLAS and c.contender.precision == IEEE]
+    best = min(baselines, key=lambda c: c.samples.median if c.samples else math.inf, default=None)
+    return [c for c in candidates if c not in baselines or c is best]
+
+
+def note_others(kept: Sequence[Candidate], candidates: Sequence[Candidate]) -> None:
+    """Name the other cuBLAS candidates in the note of the one that was kept."""
+    for c in candidates:
+        if c not in kept:
+            best = next(one for one in kept if one.contender.stage == results.CUBLAS)
+            result = f"{c.samples.median:.6g} us" if c.samples else c.status
+            said = f"through {c.contender.via}: {', '.join(filter(None, [result, c.note]))}"
+            best.note = "; ".join(filter(None, [best.note, said]))
+
+
 def rows(plan: Plan, shape: Shape, candidates: Sequence[Candidate], clocks: ClockSamples) -> list[dict[str, Any]]:
     """Return the rows of one shape."""
-    cublas = [c for c in candidates if c.contender.stage == results.CUBLAS]
+    cublas = [c for c in reversed(candidates) if c.contender.stage == results.CUBLAS]
     baselines = {c.contender.precision: c.samples.median for c in cublas if c.samples}
     alone = next((c.steady for c in cublas if c.steady and c.contender.precision == IEEE), {})
     return [
