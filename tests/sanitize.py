@@ -312,13 +312,13 @@ class DeviceArray:
 def variant_of(case: Case, product: Any) -> str:
     """Return a word for all that distinguishes a case except its stage, configuration and shape."""
     from numba_gemm.kernels.ladder.stage import LadderStage
-    from numba_gemm.kernels.tensor_core.tma_stage import TmaStage
+    from numba_gemm.kernels.tensor_core.tma_stage import TmaStage, tma_operands
 
     batch = "-batch" if case.batch != (1, 1) else ""
     if not isinstance(case.stage, LadderStage):
         layout = ""
         if isinstance(case.stage, TmaStage):
-            layout = f"-{case.stage.kernel(case.config, product).variant.layout}"
+            layout = f"-{tma_operands(product).layout}"
         blocks = f"-{case.blocks}blocks" if case.blocks else ""
         return f"{case.precision}{layout}-{'epilogue' if case.epilogue else 'plain'}{blocks}{batch}"
     variant = case.stage.variant(case.config, product)

@@ -24,6 +24,7 @@ epilogue, and Numba's own functions, are compiled as ever.
 - `PassManager._runPass` runs a pass without events, timers, checks of its result and repairs after it.
 - `CUDACompiler.define_pipelines` leaves out passes that do nothing for functions without closures, literal unrolling,
   context managers and array expressions.
+- `_compile_pyfunc_with_fixup` keeps the last kernel's LLVM IR for another compute capability (`kept_library`).
 - The garbage collector is off meanwhile (`collector`).
 """
 
@@ -36,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from .collector import without_collections
+from .kept_library import KEPT
 
 PACKAGE = __name__.partition(".")[0] + "."
 # Passes that do nothing for functions without closures, literal unrolling, context managers and array expressions.
@@ -351,6 +353,13 @@ def _modules() -> list[Change]:
     return [(CUDACodeLibrary, "modules", once)]
 
 
+def _kernels_of_several_targets() -> list[Change]:
+    from numba.cuda import compiler
+
+    name = "_compile_pyfunc_with_fixup"
+    return [(compiler, name, KEPT.keeping(getattr(compiler, name)))]
+
+
 def _contexts_of_errors() -> list[Change]:
     from numba.cuda import lowering
     from numba.cuda.core import errors, typeinfer
@@ -387,4 +396,5 @@ CHANGES: tuple[Callable[[], list[Change]], ...] = (
     _libraries,
     _modules,
     _contexts_of_errors,
+    _kernels_of_several_targets,
 )

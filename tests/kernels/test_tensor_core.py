@@ -655,6 +655,11 @@ def test_a_decomposition_covers_the_product(precision, m, n, k):
     assert 0 < launches.steps[-1].grid[0] <= 132
 
 
+def decomposed_as(precision):
+    """Return the name of the first precision with the same parts, which the kernel that makes them has."""
+    return "bf16x6" if precision == "bf16x9" else precision
+
+
 @pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
 def test_steps_of_a_product(precision):
     """Row maxima if the precision is scaled, decomposition, multiplication; each may start before the one before has
@@ -664,7 +669,7 @@ def test_steps_of_a_product(precision):
     names = [step.kernel.name for step in launches.steps]
     own = precision_for(precision, 100).name
     assert names == ["row_maxima"] * TENSOR_PRECISIONS[precision].scaled + [
-        f"decompose_{own}",
+        f"decompose_{decomposed_as(precision)}",
         f"persistent_{own}_128x128-c2p1",
     ]
     assert [step.overlaps for step in launches.steps] == [False] + [True] * (len(names) - 1)
@@ -678,7 +683,7 @@ def test_steps_of_a_teaching_stage(name):
     for precision in stage.precisions:
         launches = stage.launches(config, dense_product(200, 300, 100), precision, None, GPU)
         assert [step.kernel.name for step in launches.steps] == [
-            f"decompose_{precision}",
+            f"decompose_{decomposed_as(precision)}",
             f"{name}_{precision}_{config.name}",
         ]
         assert not any(step.overlaps for step in launches.steps)

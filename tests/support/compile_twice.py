@@ -28,6 +28,8 @@ from numba_gemm.runtime import epilogue as epilogues
 COUNTED = "thin"  # counting takes as long as compiling
 # NVVM orders tiles of four columns for 12.0 in another way if an address is a constant's sum only after inlining.
 OTHER_CCS = {"four columns": (12, 0)}
+# With the changes, these are compiled for another compute capability before, whose LLVM IR is kept.
+COMPILED_BEFORE = {"naive": (8, 0), "decompose": (12, 0)}
 
 
 def clipped(value: Any, row: Any, column: Any, bias: Any) -> Any:
@@ -76,6 +78,8 @@ def compiled(name: str) -> tuple[list[bytes], int]:
 if __name__ == "__main__":
     cuda.compile_ptx(lambda: None, (), cc=(9, 0, "a"))  # Numba's start is not counted
     before = BaseFunction.get_call_type, CUDACompiler.define_pipelines
+    if cc := COMPILED_BEFORE.get(sys.argv[1]):
+        compilation.compile_kernel(kernel_of(sys.argv[1]), cc, keep_ptx=False)
     code, calls = compiled(sys.argv[1])
     assert before == (BaseFunction.get_call_type, CUDACompiler.define_pipelines), "a change was not undone"
     compiler.faster = nullcontext
