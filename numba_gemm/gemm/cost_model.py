@@ -42,6 +42,9 @@ SHARED_RATE, LONE_RATE = 21.1, 138
 MEMORY_EFFICIENCY = 0.85
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
+# Terms of a sum, or elements of A, from which on those of `thin` are considered; less takes about as long as a launch.
+# For a C of one tile, terms decide; these were measured from 4096 on.
+LONG_SUM, LARGE_A = 512, 4096
 MOST_LANES = max(FP32_LANES_PER_SM.values())
 
 Way = tuple[float, int, tuple[int, int] | None]  # clocks; blocks, negated; blocks and whole tiles of a division
@@ -62,7 +65,8 @@ class Rate:
     floats : float
         Factor by which the multiply-adds take longer beside copies of an A or B that allows no vectors.
     along : bool or None
-        True if the configuration is for an A whose contiguous axis is k, False if for any other; None for both.
+        True if a narrow configuration is for an A whose contiguous axis is k, False if for any other; None if it is for
+        both, and a C of one tile.
     """
 
     efficiency: float
@@ -136,7 +140,6 @@ class Costs:
         "_in_groups",
         "_k_tile",
         "_most_columns",
-        "_most_rows",
         "_size",
         "_store",
         "config",
@@ -167,18 +170,22 @@ class Costs:
         self.narrow = is_narrow(stage, config)
         self._in_groups = stage.name == "thin"
         self._most_columns = config.BN if self._in_groups else min(2 * config.BN, FEW_COLUMNS)
-        self._most_rows = config.BM if self._in_groups and rate.along is None else inf
         self._blocks = rate.resident * sm_count
         self._size = FLOAT32_BYTES * config.BM * config.BN
         by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
         self._store = self._size / (STORE if stores_vectors else by_floats)
         self._at_once = max(1, 64 * config.lanes_k // (config.TM * config.TN))
 
-    def suits(self, m: int, n: int, a_along: bool) -> bool:
-        """Return True unless the configuration is for a smaller C, or an A of another contiguous axis."""
+    def suits(self, m: int, n: int, k: int, a_along: bool) -> bool:
+        """Return True unless the configuration is for a smaller C, longer sums, or an A of another contiguous axis."""
         if not self.narrow:
             return True
-        return m <= self._most_rows and n <= self._most_columns and self.rate.along in (None, a_along)
+        along = self.rate.along
+        if self._in_groups and k < LONG_SUM and (along is None or m * k < LARGE_A):
+            return False
+        if along is None:
+            return m <= self.config.BM and n <= self.config.BN
+        return n <= self._most_columns and a_along == along
 
     def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, int]:
         """Return clocks that no division can go below, the number of tiles of C, and of k-tiles of each.
