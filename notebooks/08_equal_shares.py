@@ -524,8 +524,8 @@ targets.loc[
 #
 # And a matrix times a vector? Then C has one column, and only a 256th of a tile of 128 x 256 is inside C. Each element
 # of A is used once, so nothing can be reused: the product takes as long as reading A. The stage `thin` is made for
-# that. The lanes of a warp are **along k**, as A's memory is. Each lane adds up other terms of the same sums, and the
-# lanes' sums are added at the end. In NumPy, for one row of A and 32 lanes:
+# that. The lanes of a warp are **along k**. Each lane adds up other terms of the same sums, and the lanes' sums are
+# added at the end. In NumPy, for one row of A and 32 lanes:
 
 # %%
 row, column = u[0], v[:, 0]
@@ -535,8 +535,8 @@ for k0 in range(0, len(row), 32):
 assert np.allclose(lanes.sum(), row @ column, atol=1e-4)
 
 # %% [markdown]
-# Shared memory is a queue in this kernel: three or four chunks of A are in flight, by the asynchronous copies of
-# notebook 7.
+# Shared memory is a queue in this kernel: several chunks of A and B are in flight, by the asynchronous copies of
+# notebook 7. A chunk keeps the order of memory, so that any layout is copied in vectors.
 
 # %%
 notebook.source("thin", function="fetch")
@@ -551,8 +551,8 @@ narrow = traced(launch_of("thin", a, b, c, Partition(blocks=1, whole=1)))
 draw.who_reads_what(narrow, warp=0)
 
 # %% [markdown]
-# A warp reads all k of its rows, and no other warp does. Blocks share tiles here as in `stream_k`, with the same line
-# and the same counters:
+# Blocks share tiles here as in `stream_k`, with the same line. If many blocks share a tile, the last block of each
+# group of 16 adds the group's parts, and the last group to end adds the groups' sums.
 
 # %%
 told(**{f"16384 x {n} x 16384": pair(16384, n, 16384) for n in (1, 4, 16)})

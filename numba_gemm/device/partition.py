@@ -175,6 +175,12 @@ def part_slot(partition, index, lead, q):
 
 
 @device_function
+def parts_at_once(parts):
+    """Number of parts of a sum that one block adds; the blocks that do so for one sum work side by side."""
+    return uint32(16) if parts <= uint32(256) else uint32(32)
+
+
+@device_function
 def member_of(partition, tile):
     """Index in the batch of the matrix that a tile belongs to."""
     return uint32(tile // uint32(uint32(partition.rows) * uint32(partition.cols)))

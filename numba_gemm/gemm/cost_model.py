@@ -24,7 +24,8 @@ from ..models.roofline import FP32_LANES_PER_SM
 __all__ = ["RATES", "Costs", "Rate", "costs_of", "rate_of", "rated"]
 
 # The constants below and RATES are fitted to 7,086 products of 132 shapes on an H200 (132 SMs at 1.98 GHz, graph
-# replays; docs/experiments.md). Clocks of a launch, of a tile of C's first trip to memory, and of a piece of a tile's.
+# replays; docs/experiments.md); rates of `thin` and REGROUP, to 183 products of 38 thin or deep shapes. Clocks of a
+# launch, of a tile of C's first trip to memory, and of a piece of a tile's.
 LAUNCH, TILE, PIECE = 1626, 1934, 683
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.49
@@ -33,12 +34,17 @@ OVERLAP = 2.49
 STORE, STORE_STAGED, STORE_FLOATS = 93, 26, 7.8
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
 MEET, TRIP = 3550, 825
+# `thin` adds more parts than the first of these in groups, and then the groups' sums, which takes so many clocks more.
+IN_GROUP, REGROUP = 16, 3000
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
 SHARED_RATE, LONE_RATE = 21.1, 138
 # Fraction of device memory's theoretical bandwidth that kernels reach.
 MEMORY_EFFICIENCY = 0.85
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
+# Terms of a sum, or elements of A, from which on those of `thin` are considered; less takes about as long as a launch.
+# For a C of one tile, terms decide; these were measured from 4096 on.
+LONG_SUM, LARGE_A = 512, 4096
 MOST_LANES = max(FP32_LANES_PER_SM.values())
 
 Way = tuple[float, int, tuple[int, int] | None]  # clocks; blocks, negated; blocks and whole tiles of a division
@@ -55,24 +61,28 @@ class Rate:
     alone : int
         Clocks per k-tile of a block that has an SM to itself, beside its multiply-adds.
     resident : int
-        Blocks that an SM holds at once.
+        Blocks that an SM holds at once, or fewer if those are as fast.
     floats : float
         Factor by which the multiply-adds take longer beside copies of an A or B that allows no vectors.
+    along : bool or None
+        True if a narrow configuration is for an A whose contiguous axis is k, False if for any other; None if it is for
+        both, and a C of one tile.
     """
 
     efficiency: float
     alone: int
     resident: int
     floats: float = 1.0
+    along: bool | None = None
 
 
 # By stage and block tile; configurations that win nowhere are left out. `resident` follows from registers, threads and
-# shared memory.
+# shared memory; `thin` has 1 where one block per SM keeps the memory busy.
 RATES: dict[tuple[str, int, int, int], Rate] = {
     ("register_prefetch", 64, 64, 16): Rate(0.53, alone=1030, resident=4),
     ("register_prefetch", 128, 128, 16): Rate(0.69, alone=2210, resident=2),
     ("register_prefetch", 128, 256, 16): Rate(0.72, alone=680, resident=1),
-    ("shared_tile", 16, 16, 16): Rate(0.12, alone=670, resident=8),
+    ("shared_tile", 16, 16, 16): Rate(0.12, alone=670, resident=8, along=False),
     ("shared_tile", 32, 32, 32): Rate(0.136, alone=1500, resident=2),
     ("stream_k", 128, 256, 16): Rate(0.994, alone=3430, resident=1, floats=1.09),
     ("stream_k", 256, 128, 16): Rate(0.957, alone=3435, resident=1, floats=1.03),
@@ -82,11 +92,20 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
     ("stream_k", 32, 64, 32): Rate(0.555, alone=1525, resident=4, floats=1.08),
     ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07),
     ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02),
-    ("stream_k", 256, 16, 16): Rate(0.55, alone=1300, resident=3),
-    # Those that load A at 24 bytes per clock: these are as fast as memory, if k is A's contiguous axis.
-    ("thin", 64, 1, 128): Rate(0.047, alone=1000, resident=2),
-    ("thin", 64, 4, 128): Rate(0.19, alone=1000, resident=2),
-    ("thin", 128, 16, 32): Rate(0.65, alone=700, resident=2),
+    ("stream_k", 256, 16, 16): Rate(0.5, alone=1300, resident=3, along=False),
+    # For a C of few columns, with an A whose contiguous axis is k, and with any other.
+    ("thin", 16, 1, 256): Rate(0.0536, alone=223, resident=2, along=True),
+    ("thin", 32, 4, 128): Rate(0.129, alone=419, resident=2, along=True),
+    ("thin", 64, 8, 64): Rate(0.333, alone=403, resident=2, along=True),
+    ("thin", 64, 16, 64): Rate(0.467, alone=585, resident=1, along=True),
+    ("thin", 64, 1, 64): Rate(0.0484, alone=262, resident=1, along=False),
+    ("thin", 128, 4, 32): Rate(0.233, alone=388, resident=1, along=False),
+    ("thin", 64, 16, 32): Rate(0.4, alone=311, resident=3, along=False),
+    # For a C of one tile.
+    ("thin", 4, 4, 512): Rate(0.156, alone=400, resident=1),
+    ("thin", 8, 8, 256): Rate(0.6, alone=668, resident=1),
+    ("thin", 16, 16, 128): Rate(0.375, alone=361, resident=1),
+    ("thin", 32, 32, 32): Rate(0.466, alone=333, resident=3),
 }
 
 
@@ -115,7 +134,20 @@ class Costs:
         True if C is stored in 128-bit accesses.
     """
 
-    __slots__ = ("_at_once", "_blocks", "_k_tile", "_size", "_store", "config", "narrow", "rate", "sms", "stage")
+    __slots__ = (
+        "_at_once",
+        "_blocks",
+        "_in_groups",
+        "_k_tile",
+        "_most_columns",
+        "_size",
+        "_store",
+        "config",
+        "narrow",
+        "rate",
+        "sms",
+        "stage",
+    )
 
     def __init__(
         self,
@@ -136,19 +168,24 @@ class Costs:
             for resident in range(rate.resident + 1)
         ]
         self.narrow = is_narrow(stage, config)
+        self._in_groups = stage.name == "thin"
+        self._most_columns = config.BN if self._in_groups else min(2 * config.BN, FEW_COLUMNS)
         self._blocks = rate.resident * sm_count
         self._size = FLOAT32_BYTES * config.BM * config.BN
         by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
         self._store = self._size / (STORE if stores_vectors else by_floats)
-        self._at_once = max(1, 64 // (config.TM * config.TN))
+        self._at_once = max(1, 64 * config.lanes_k // (config.TM * config.TN))
 
-    def suits(self, n: int, a_along: bool) -> bool:
-        """Return True unless the configuration is for fewer columns than C has, or an A of another contiguous axis."""
+    def suits(self, m: int, n: int, k: int, a_along: bool) -> bool:
+        """Return True unless the configuration is for a smaller C, longer sums, or an A of another contiguous axis."""
         if not self.narrow:
             return True
-        if self.stage.name == "thin":
-            return a_along and n <= self.config.BN
-        return n <= min(2 * self.config.BN, FEW_COLUMNS) and not a_along
+        along = self.rate.along
+        if self._in_groups and k < LONG_SUM and (along is None or m * k < LARGE_A):
+            return False
+        if along is None:
+            return m <= self.config.BM and n <= self.config.BN
+        return n <= self._most_columns and a_along == along
 
     def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, int]:
         """Return clocks that no division can go below, the number of tiles of C, and of k-tiles of each.
@@ -180,27 +217,30 @@ class Costs:
         most = min(k_tiles, self._blocks // tiles)
         return found + [(tiles * split, 0) for split in SPLITS if split <= most]
 
-    def ways(self, tiles: int, k_tiles: int, limit: float = inf, least: float = inf) -> list[Way]:
+    def ways(self, tiles: int, k_tiles: int, memory: float = 0.0, limit: float = inf, least: float = inf) -> list[Way]:
         """Return each way to divide a product, and the clocks that it takes if memory does not limit it.
+
+        In a stage that adds parts in groups, the parts of a sum are added after the operands' `memory` clocks.
 
         Ways that take more clocks than `limit` may be left out, and so may ways that take more than both `least` and an
         earlier one.
         """
         if not self.stage.takes_partition:
             return [(self.clocks(tiles, k_tiles, [(tiles, tiles)])[0][0], 0, None)]
-        return self.clocks(tiles, k_tiles, self.divisions(tiles, k_tiles), limit, least)
+        return self.clocks(tiles, k_tiles, self.divisions(tiles, k_tiles), memory, limit, least)
 
     def clocks(
         self,
         tiles: int,
         k_tiles: int,
         divisions: Iterable[tuple[int, int]],
+        memory: float = 0.0,
         limit: float = inf,
         least: float = inf,
     ) -> list[Way]:
         """Return the clocks that a product takes with some divisions, as `ways` does."""
-        sms, store, k_tile, size, most, at_once = (
-            self.sms, self._store, self._k_tile, self._size, self._blocks, self._at_once
+        sms, store, k_tile, size, most, at_once, in_groups = (
+            self.sms, self._store, self._k_tile, self._size, self._blocks, self._at_once, self._in_groups
         )  # fmt: skip
         found: list[Way] = []
         for division in divisions:
@@ -230,11 +270,16 @@ class Costs:
                 if not even:
                     parts += 1
                 if parts > 1:
+                    if in_groups and clocks < memory:
+                        clocks = memory
                     reading = SHARED_RATE * sms / (divided_tiles if divided_tiles < sms else sms)
                     if reading > LONE_RATE:
                         reading = LONE_RATE
-                    clocks += MEET + pieces * size * sqrt(resident) / SHARED_RATE + parts * size / reading
-                    clocks += TRIP * -(-parts // at_once)
+                    clocks += MEET + pieces * size * sqrt(resident) / SHARED_RATE
+                    if in_groups and parts > IN_GROUP:
+                        clocks += REGROUP
+                        parts = IN_GROUP + parts / IN_GROUP
+                    clocks += parts * size / reading + TRIP * -(-parts // at_once)
             clocks += LAUNCH
             if clocks < limit:
                 limit = clocks if clocks > least else least

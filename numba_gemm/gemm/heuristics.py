@@ -240,10 +240,10 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     both_ways = not wanted.epilogue and (min(m, n) <= FEW_COLUMNS or wanted.by_columns)
     found, a_along, b_along = [], wanted.a_along, wanted.b_along
     for i, costs in enumerate(costs_of(stage, wanted.cc, wanted.sm_count, wanted.vectors, in_vectors)):
-        if only is not None or not costs.narrow or costs.suits(n, a_along):
+        if only is not None or not costs.narrow or costs.suits(m, n, k, a_along):
             least, tiles, k_tiles = costs.least(m, n, k, matrices, memory)
             found.append((least, 2 * i, costs, False, tiles, k_tiles))
-        if both_ways and costs.stage.takes_partition and (only is not None or costs.suits(m, b_along)):
+        if both_ways and costs.stage.takes_partition and (only is not None or costs.suits(n, m, k, b_along)):
             least, tiles, k_tiles = costs.least(n, m, k, matrices, memory)
             found.append((least, 2 * i + 1, costs, True, tiles, k_tiles))
     return found
@@ -264,7 +264,7 @@ def _timed(
     """
     least = LAUNCH + memory
     slower = 1.0 if aligned or costs.stage.takes_partition else 0.93
-    ways = costs.ways(tiles, k_tiles) if limit is None else costs.ways(tiles, k_tiles, limit, least)
+    ways = costs.ways(tiles, k_tiles, memory) if limit is None else costs.ways(tiles, k_tiles, memory, limit, least)
     return [((clocks if clocks > least else least) / slower, blocks, division) for clocks, blocks, division in ways]
 
 

@@ -239,20 +239,31 @@ def _stream_k(config: TileConfig, warp: _Warp) -> Accesses:
 
 
 def _thin(config: TileConfig, warp: _Warp) -> Accesses:
-    BN, BK, lanes = config.BN, config.BK, config.lanes_k
+    BN, BK, TM, TN, lanes = config.BN, config.BK, config.TM, config.TN, config.lanes_k
     group, lane = warp.tid // lanes, warp.tid % lanes
-    for r in range(config.TM):
-        yield warp.a(group * config.TM + r, lane * 4, 4)
-    for first in range(0, BN * BK, warp.threads):
-        cols = min(BN, 8)
-        rest = warp.tid // (4 * cols)
-        col, p = rest // (BK // 4) * cols + warp.tid % cols, rest % (BK // 4) * 4 + warp.tid // cols % 4
-        copying = ceil_div(min(warp.threads, BN * BK - first), WARP)
-        yield warp.b(p, col, 1, copying) if BN > 1 else warp.b(warp.tid % BK, warp.tid // BK, 1, copying)
-    for r in range(config.TM):
-        yield warp.load(4 * warp.tid + 4 * r * warp.threads, 4)
-    for j in range(BN):
-        yield warp.load(4 * lane + j * (BK + (4 if BN > 1 else 0)), 4)
+    row, col = group // (BN // TN) * TM, group % (BN // TN) * TN
+
+    def copies(count: int) -> Iterator[tuple[np.ndarray, int]]:
+        for first in range(0, count, warp.threads):
+            yield first + warp.tid, ceil_div(min(warp.threads, count - first), WARP)
+
+    for e, copying in copies(config.BM * BK // 4):
+        yield warp.a(e // (BK // 4), e % (BK // 4) * 4, 4, copying)
+    if BN % 4:  # a column of B
+        for e, copying in copies(BK):
+            yield warp.b(e, e * 0, 1, copying)
+    else:
+        for e, copying in copies(BN * BK // 4):
+            yield warp.b(e // (BN // 4), e % (BN // 4) * 4, 4, copying)
+    for k in range(0, BK, 4 * lanes):
+        for r in range(TM):
+            yield warp.load((row + r) * BK + k + 4 * lane, 4)
+        if BN % 4:
+            yield warp.load(k + 4 * lane, 4)
+            continue
+        for q in range(4):
+            for j in range(0, TN, 4):
+                yield warp.load((k // 4 + lane) * (4 * BN + 4) + q * BN + col + j, 4)
 
 
 # Function that models each stage's accesses in a k-tile, by the stage's name; in a k-step, without shared tiles.

@@ -80,6 +80,8 @@ def table(stage: LadderStage) -> Iterator[Callable[[], Outcome]]:
                 (STAGED, Shared("along1 across1", (67, 69, 23), 3, whole=1, epilogue=True)),
                 (STAGED, Shared("any any", (61, 67, 9), 1, beta=1.0)),
             ]
+        if stage.name == "thin":
+            shared.append((config, Shared("along4 across4", (2 * bm, bn, 18 * bk), 37)))
         for own, one in shared:
             yield lambda own=own, one=one: run_shared(stage, own, one)  # type: ignore[misc]
         cases = cases[1:2]
@@ -232,17 +234,17 @@ MUTATIONS = [
     *[("stream_k", "stage", f"fetch(to_a, to_b, {part})", "pass", 0) for part in range(4)],
     ("stream_k", "stage", "fetch(to_a, to_b, 2)", "fetch(to_a, to_b, 1)", 0),
     ("stream_k", "stage", "p = uint32(SPREAD)", "p = uint32(0)", 0),
-    ("thin", "stage", "b_k[i] < rest", "True", 0),
-    ("thin", "stage", "else int32(NEVER)", "else int32(place)", 0),
-    ("thin", "stage", "rows if first_k < rest else uint32(0)", "rows", 0),
-    ("thin", "stage", "uint32(r) < here", "first_k < rest", 0),
-    ("thin", "stage", "int32(first_k + q * LANES) < rest", "first_k < rest", 0),
-    ("thin", "stage", "uint32(r) < rows and ", "", 0),
+    ("thin", "stage", "outer_end if inner < inner_end else int32(0)", "outer_end", 0),
+    ("thin", "stage", "int32(outer + i * NEXT) < here", "inner < inner_end", 0),
+    ("thin", "stage", "uint32(k) // 4 * FOUR_K + uint32(k) % 4 * EXTENT", "uint32(k) // 4 * FOUR_K", 0),
+    ("thin", "stage", "if NEXT % 4 == 0", "if True", 0),
+    ("thin", "stage", "at += step", "at += 0", 0),
     ("thin", "stage", "min(int64(last) * BK, int64(k))", "int64(last) * BK", 0),
-    ("thin", "stage", "k if VECTORS else uint32(k % LANES * 4 + k // LANES)", "k", 0),
     ("thin", "stage", "other == uint32((SLOTS - 1) * SLOT)", "other == uint32(SLOTS * SLOT)", 0),
     ("thin", "stage", "e % SUMS * SUMS_PITCH + e // SUMS * LANES", "e // SUMS * SUMS_PITCH + e % SUMS * LANES", 0),
     ("thin", "stage", "values[r, 3] * four[3]", "values[r, 2] * four[3]", 0),
+    ("thin", "stage", "values[r, q] * columns[j]", "values[r, 0] * columns[j]", 0),
+    ("thin", "stage", "values, columns, acc, 3, s)", "values, columns, acc, 2, s)", 0),
     ("snake_order", "outer_product", "a_frag[i + 1] * b_frag[TN - 1 - j]", "a_frag[i + 1] * b_frag[j]", 0),
     ("snake_order", "outer_product", "acc[i + 1, TN - 1 - j]", "acc[i + 1, j]", 0),
     # pieces of tiles, and where their sums meet
@@ -253,12 +255,18 @@ MUTATIONS = [
             ("while at < end or own < whole", "while at < end"),
             ("own + uint32(cuda.gridDim.x)", "own + uint32(1)"),
             ("uint32(block - lead)", "uint32(0)"),
+            ("cuda.syncthreads_or(final) != 0", "final != 0"),
+            ("= float32(0)", "+= float32(0)"),
+        )
+    ],
+    *[
+        (name, "stage", old, new, 0)
+        for name in ("basic_stream_k", "stream_k")
+        for old, new in (
             ("reset(partition, int64(index))", "pass"),
             ("reset(partition, int64(index))", "reset(partition, int64(0))"),
             ("arrive(partition, int64(index))", "arrive(partition, int64(0))"),
             ("int64(parts) - 1", "int64(parts) - 2"),
-            ("cuda.syncthreads_or(final) != 0", "final != 0"),
-            ("= float32(0)", "+= float32(0)"),
         )
     ],
     *[
@@ -273,7 +281,20 @@ MUTATIONS = [
     ("stream_k", "stage", "if uint32(q + r) < parts", "if True", 0),
     ("basic_stream_k", "stage", "min(int64(last) * BK, k)", "int64(last) * BK", 0),
     ("basic_stream_k", "stage", "int64(first) * BK", "int64(0)", 0),
-    ("thin", "stage", "if uint32(q + p) < parts", "if True", 0),
+    ("thin", "stage", "if uint32(q + p) < count", "if True", 0),
+    # parts that are added in groups
+    *[
+        ("thin", "stage", old, new, 0)
+        for old, new in (
+            ("reset(partition, counter)", "pass"),
+            ("int64(count) - 1", "int64(count) - 2"),
+            ("min(most, uint32(parts - begin))", "most"),
+            ("uint32(begin + 1) * apart", "begin * apart"),
+            ("uint32(mine // most)", "uint32(0)"),
+            ("uint32(apart * most)", "apart"),
+            ("begin + min(uint32(q + p), uint32(count - 1))", "min(uint32(q + p), uint32(count - 1))"),
+        )
+    ],
     ("stream_k", "partition", "min(block, uint32(partition.extra))", "uint32(0)", 0),
     ("stream_k", "partition", "uint32(extra + uint32(uint32(at - long) // base))", "uint32(at // base)", 0),
     ("stream_k", "partition", "(1 if second else 0)", "0", 0),

@@ -15,15 +15,15 @@ if not SIMULATOR:
     pytest.skip("runs the kernel on the simulator", allow_module_level=True)
 
 from numba_gemm.device.partition import PartitionArguments
-from numba_gemm.kernels.ladder import STAGES, thin
-from numba_gemm.kernels.ladder.stage import TileConfig, Variant
+from numba_gemm.kernels.ladder import STAGES, _lanes, thin
+from numba_gemm.kernels.ladder.stage import TileConfig, Variant, covering
 from numba_gemm.simulator import scheduler
 
 FOUR = STAGES["thin"].test_config
-ONE = TileConfig(BM=4, BN=1, BK=128, TM=2, TN=1, lanes_k=32, slots=2, dynamic=True)
-SIXTEEN = TileConfig(BM=8, BN=16, BK=16, TM=1, TN=16, lanes_k=4, slots=5, pad_b=4, dynamic=True)
-UNEVEN = TileConfig(BM=6, BN=2, BK=32, TM=1, TN=2, lanes_k=8, slots=4, pad_b=1, dynamic=True)  # 12 sums, 48 threads
-CONFIGS = {config.BN: config for config in (FOUR, ONE, SIXTEEN, UNEVEN)}
+ONE = _lanes(4, 1, 4, 1, 32, slots=2)
+SIXTEEN = _lanes(8, 16, 4, 16, 4, slots=5)
+UNEVEN = _lanes(1, 4, 1, 4, 8, steps=2, slots=4)
+CONFIGS = {config.BN: config for config in (ONE, SIXTEEN, FOUR)}
 
 # Layouts of a matrix seen as (mn, k): views of larger arrays that are full of NaN.
 LAYOUTS: dict[str, Callable[[int, int], np.ndarray]] = {
@@ -59,7 +59,7 @@ def work_of(
     assert shared >= 0
     base, extra = divmod(shared * k_tiles, blocks)
     partials = np.full(2 * blocks * config.BM * config.BN, np.nan, np.float32)
-    counters = np.zeros(max(shared, 1), np.int64)
+    counters = np.zeros(max(shared, blocks), np.int64)
     fields |= {"partials": partials, "counters": counters, "whole": whole, "base": base, "extra": extra}
     return PartitionArguments(**fields), blocks
 
@@ -98,7 +98,7 @@ def check(
     c[...] = np.nan if beta == 0 else generator.standard_normal((m, n))
     expected, scale = accuracy.reference(alpha, left, right, beta, c)
     partition, blocks = work_of(config, m, n, k, blocks, whole)
-    variant = Variant(a, b, c_aligned=False)
+    variant = Variant(a, b if b in covering(config, config.BN) else "any", c_aligned=False)
     launch(
         config, variant, (np.float32(alpha), left, right, np.float32(beta), c, partition, ()), partition, blocks, seed
     )
@@ -158,6 +158,12 @@ def test_columns_beyond_the_tile() -> None:
     check(FOUR, 40, 11, 40, blocks=3, whole=5)
 
 
+def test_fewer_copies_than_threads() -> None:
+    """A chunk of A ends where that of B begins, which other threads copy."""
+    for seed in range(4):
+        check(_lanes(4, 32, 4, 4, 4), 4, 32, 36, blocks=1, seed=seed)
+
+
 def test_alpha_zero() -> None:
     check(FOUR, 16, 4, 0, blocks=1, alpha=0.0, beta=3.0)
 
@@ -206,13 +212,13 @@ def test_epilogue(blocks: int) -> None:
 
 
 def test_configurations_are_checked() -> None:
-    variant = Variant("along4", "any", c_aligned=False)
+    variant = Variant("across4", "across4", c_aligned=False)
     broken: dict[str, dict[str, Any]] = {
-        "a chunk is four k per lane": {"BK": 64},
+        "a chunk is four k per lane": {"BK": 16},
         "two slots or more": {"slots": 1},
-        "pad_b holds B's padding": {"pad_b": 0},
+        "pads hold the chunks' padding": {"pad": 0, "pad_b": 0},
         "dynamic shared memory": {"dynamic": False},
-        "BN is a power of two": {"BN": 3, "TN": 3},
+        "are powers of two": {"BM": 12, "TM": 12},
     }
     for words, changes in broken.items():
         with pytest.raises(ValueError, match=words):

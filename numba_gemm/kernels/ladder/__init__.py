@@ -24,6 +24,14 @@ def _moving(BM, BN, BK, TM, TN, WM, WN, min_blocks=0):
     return TileConfig(BM, BN, BK, TM, TN, WM, WN, 2, pad=4, pad_b=4, dynamic=True, min_blocks=min_blocks, order="snake")
 
 
+def _lanes(BM, BN, TM, TN, lanes, steps=1, slots=3, min_blocks=0):
+    """Return tiles of `thin`: `lanes` threads along k per thread tile, with `steps` times four k of each chunk."""
+    pads = {"pad": int(BM > 1), "pad_b": int(BN > 1)}  # room between k, if they are copied by columns
+    return TileConfig(
+        BM, BN, 4 * lanes * steps, TM, TN, slots=slots, **pads, dynamic=True, min_blocks=min_blocks, lanes_k=lanes
+    )
+
+
 RECORDS = (
     LadderStage(
         name="naive",
@@ -176,14 +184,25 @@ RECORDS = (
     ),
     LadderStage(
         name="thin",
-        summary="lanes along k, for a C of few columns",
+        summary="lanes along k, for a C of few rows or columns",
         build=Code("ladder.thin"),
         configs=(
-            TileConfig(BM=64, BN=1, BK=128, TM=8, TN=1, lanes_k=32, slots=3, dynamic=True, min_blocks=2),
-            TileConfig(BM=64, BN=4, BK=128, TM=8, TN=4, lanes_k=32, slots=3, pad_b=1, dynamic=True, min_blocks=2),
-            TileConfig(BM=128, BN=16, BK=32, TM=8, TN=16, lanes_k=8, slots=4, pad_b=2, dynamic=True, min_blocks=2),
+            # for an A whose contiguous axis is k
+            _lanes(16, 1, 4, 1, 64, slots=4, min_blocks=2),
+            _lanes(32, 4, 4, 4, 32, slots=4, min_blocks=2),
+            _lanes(64, 8, 8, 8, 16, slots=4, min_blocks=2),
+            _lanes(64, 16, 8, 8, 16, slots=4, min_blocks=1),
+            # for any other A
+            _lanes(64, 1, 4, 1, 16, slots=4, min_blocks=3),
+            _lanes(128, 4, 8, 4, 8, slots=4, min_blocks=4),
+            _lanes(64, 16, 8, 8, 8, slots=6, min_blocks=3),
+            # for a C of one tile
+            _lanes(4, 4, 4, 4, 128, slots=4, min_blocks=2),
+            _lanes(8, 8, 8, 8, 64, slots=4, min_blocks=3),
+            _lanes(16, 16, 8, 8, 32, slots=4, min_blocks=3),
+            _lanes(32, 32, 8, 8, 8, slots=4, min_blocks=3),
         ),
-        test_config=TileConfig(BM=16, BN=4, BK=32, TM=2, TN=4, lanes_k=8, slots=3, pad_b=1, dynamic=True),
+        test_config=_lanes(16, 4, 4, 4, 8),
         schedule=partition_layout,
         vectorized=True,
         min_cc=(8, 0),

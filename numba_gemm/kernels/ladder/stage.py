@@ -203,21 +203,23 @@ def variant_of(config: TileConfig, product: Product) -> Variant:
 
 def _access(config: TileConfig, extent: int, x: Layout, steps: tuple[int, int, int]) -> str:
     """Return the tile loader's mode for an operand as (mn, k), of those that cover a tile with `extent` rows."""
-    covering = _covering(config, extent)
+    able = covering(config, extent)
     vectors = x.offset == 0 and (steps[0] | steps[1] | steps[2]) % VECTOR_BYTES == 0
     along, across = x.col_stride == FLOAT32_BYTES, x.row_stride == FLOAT32_BYTES
-    if along and vectors and x.row_stride % VECTOR_BYTES == 0 and x.cols % 4 == 0 and "along4" in covering:
+    if along and vectors and x.row_stride % VECTOR_BYTES == 0 and x.cols % 4 == 0 and "along4" in able:
         return "along4"
-    if across and vectors and x.col_stride % VECTOR_BYTES == 0 and x.rows % 4 == 0 and "across4" in covering:
+    if across and vectors and x.col_stride % VECTOR_BYTES == 0 and x.rows % 4 == 0 and "across4" in able:
         return "across4"
-    if along and "along1" in covering:
+    if along and "along1" in able:
         return "along1"
-    return "across1" if across and "across1" in covering else "any"
+    return "across1" if across and "across1" in able else "any"
 
 
 @lru_cache(maxsize=256)
-def _covering(config: TileConfig, extent: int) -> tuple[str, ...]:
+def covering(config: TileConfig, extent: int) -> tuple[str, ...]:
     """Return the accesses of a tile loader that cover a tile with `extent` rows."""
+    if config.lanes_k > 1:  # `thin` copies any tile; vectors of a single row would hardly help, and need more kernels
+        return ACCESSES if extent % 4 == 0 else ("along1", "any")
     return tuple(access for access in ACCESSES if covers(access, extent, config.BK, config.threads))
 
 
@@ -395,6 +397,6 @@ def partition_layout(config: TileConfig, m: int, n: int, k: int, batch: Batch, p
     return PartitionLayout(
         grid=(partition.blocks, 1, 1),
         workspace_bytes=0 if undivided else 2 * partition.blocks * config.BM * config.BN * FLOAT32_BYTES,
-        counters=0 if undivided else tiles - partition.whole,
+        counters=0 if undivided else max(tiles - partition.whole, partition.blocks),
         words=(*sizes, *batch.a, *batch.b, *batch.c),
     )

@@ -1,20 +1,24 @@
-"""thin: a C with few columns, at the bandwidth of memory.
+"""thin: a C with few rows or columns, or both, at the bandwidth of memory.
 
 Bottleneck before: tiles of C are square or nearly so. If C has one column, or sixteen, most of a tile is outside C.
-    Also, stream_k transposes A's rows through registers, which keeps too few bytes in flight.
-Idea: such a product reads A once and computes little, so only the number of bytes in flight counts. The lanes of a warp
-    run along k, the contiguous dimension of A. A thread copies four k of each of its rows to shared memory, reads them
-    back itself, and adds to a whole row of C. Shared memory is just a long queue before the registers, and A needs no
-    barrier. The block shares its chunk of B. The lanes' sums are added once per tile, through shared memory. Tiles are
-    shared between blocks as in stream_k.
-Traffic: A once; BN/BM of A's bytes for B, from the L2 cache.
-Registers and shared memory: TM*BN accumulators and 4*TM floats of A; slots*(BM + BN)*BK floats (75 KB at 128x16x32).
+    If it has few rows too, most multiprocessors have no tile, and blocks that divide the sums of one compute too little
+    between loads.
+Idea: such a product reads its operands once and computes little, so only the number of bytes in flight counts. The
+    lanes of a warp run along k, each with its own sums of a thread tile. Chunks of A and B are copied to shared memory
+    asynchronously, several ahead, in the order in which they are stored: shared memory is a long queue before the
+    registers. A thread reads four k of its rows and of its columns at a time. The lanes' sums are added once per tile,
+    through shared memory. Tiles are shared between blocks as in stream_k; many parts of a sum are added in groups, by
+    as many blocks, and then the groups' sums.
+Traffic: A and B once, if C is one tile; A once and BN/BM of its bytes for B, from the L2 cache, if it has more rows.
+Registers and shared memory: TM*TN accumulators and 4*TM floats of A; slots*(BM + BN + 2)*BK floats at most.
 Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.65, 1.62 and
     1.46 of a copy's bandwidth, 1.05, 2.11 and 1.90 of cuBLAS SGEMM.
 Limits: within a block, the start and end of a tile do not overlap with the next tile; the other blocks of the
-    multiprocessor hide that latency. If A is not 16-byte aligned, or not contiguous along k, it is copied float by
-    float.
+    multiprocessor hide that latency. Operands that are not 16-byte aligned are copied float by float. From 33 rows and
+    columns on, stream_k is mostly faster.
 """
+
+from functools import lru_cache
 
 from numba import cuda, float32, int32, int64, uint32
 
@@ -39,6 +43,7 @@ from ...device.partition import (
     member_of,
     owner,
     part_slot,
+    parts_at_once,
     piece,
     reset,
     store_partial,
@@ -49,105 +54,178 @@ from ...device.units import ceil_div
 from ...simulator.switch import device_function, hardware_only
 from .stage import require
 
-NEVER = 2**31 - 1  # beyond any k of a chunk
+
+@lru_cache(maxsize=64)
+def operand(access, EXTENT, THREADS, BK, LANES):
+    """Return bytes of a chunk, and device functions that copy and read one of an operand seen as (row, k).
+
+    A chunk keeps the order of memory. Stored by rows, its rows are side by side, and lanes read adjacent vectors.
+    Otherwise, four k are followed by a vector of padding, so that the k of eight lanes are in different banks.
+    """
+    ACROSS = access.startswith("across")
+    WIDTH = 4 if access.endswith("4") else 1  # floats per copy
+    INNER, OUTER = (EXTENT // WIDTH, BK) if ACROSS else (BK // WIDTH, EXTENT)  # copies along both axes of the chunk
+    COPIES = ceil_div(INNER * OUTER, THREADS)  # per thread
+    EVEN = INNER * OUTER % THREADS == 0
+    RUN = max(1, INNER // THREADS)  # of these, along the inner axis
+    PASS = THREADS * WIDTH  # floats from one of these to the next
+    NEXT = max(1, THREADS // INNER)  # places along the outer axis from one to the next
+    FOUR_K = 4 * EXTENT + 4  # floats from four k to the next
+    copy = copy16_or_zero if WIDTH == 4 else copy4_or_zero
+
+    @device_function
+    def place(tid):
+        """Row and k, within a chunk, of a thread's first copy."""
+        along, beside = int32(tid % INNER * WIDTH), int32(tid // INNER)
+        return (along, beside) if ACROSS else (beside, along)
+
+    @device_function
+    def position(row, k):
+        """Bytes from the start of a chunk to an element."""
+        if ACROSS:
+            return uint32(4 * (uint32(k) // 4 * FOUR_K + uint32(k) % 4 * EXTENT + uint32(row)))
+        return uint32(4 * (uint32(row) * BK + uint32(k)))
+
+    @device_function
+    def further(first, row, k, i):
+        """Bytes from the start of a chunk to the i-th place along the outer axis, `first` being those to (row, k)."""
+        if not ACROSS:
+            return uint32(first + 4 * BK * NEXT * i)
+        if NEXT % 4 == 0:
+            return uint32(first + FOUR_K * NEXT * i)
+        return position(row, k + NEXT * i)
+
+    @device_function
+    def fetch(tiles, tid, to, x, address, row, k, rows, rest):
+        """Start copying a chunk of which `rows` rows and `rest` k exist, and zeros in place of the others."""
+        first = position(row, k)
+        at, step, inner_step = address, NEXT * row_step(x), col_step(x)
+        inner, outer, inner_end, outer_end = k, row, rest, rows
+        if ACROSS:
+            step, inner_step = NEXT * col_step(x), row_step(x)
+            inner, outer, inner_end, outer_end = row, k, rows, rest
+        here = outer_end if inner < inner_end else int32(0)
+        for i in range(COPIES // RUN):
+            place = further(first, row, k, i)
+            if RUN > 1:
+                for j in range(RUN):
+                    inside = int32(inner + j * PASS) < inner_end and int32(outer + i * NEXT) < outer_end
+                    copy(tiles, uint32(to + place + 4 * PASS * j), x, at + j * PASS * inner_step, inside)
+            elif EVEN or tid + i * THREADS < uint32(INNER * OUTER):
+                copy(tiles, uint32(to + place), x, at, int32(outer + i * NEXT) < here)
+            at += step
+
+    @device_function
+    def origin(row, lane):
+        """Bytes from the start of a chunk to the first float that a lane reads."""
+        return uint32(4 * (lane * FOUR_K + row)) if ACROSS else uint32(4 * (row * BK + 4 * lane))
+
+    STEP = 4 * LANES * (FOUR_K if ACROSS else 4)  # bytes from the four k that a lane reads to its next ones
+
+    @device_function
+    def read_row(tiles, at, r, s):
+        """Four k of row r, stored by rows."""
+        return shared_load4(tiles, uint32(at + (4 * BK * r + STEP * s)))
+
+    @device_function
+    def read_k(tiles, at, r, q, s):
+        """Four rows from row r on of k q, stored by columns."""
+        return shared_load4(tiles, uint32(at + (4 * (q * EXTENT + r) + STEP * s)))
+
+    size = BK * (EXTENT + 1 if ACROSS else EXTENT) * 4
+    return ACROSS, size, (place, fetch, origin, read_row, read_k)
 
 
 def build(config, variant):
-    BM, BN, BK, TM, LANES = config.BM, config.BN, config.BK, config.TM, config.lanes_k
+    BM, BN, BK, TM, TN, LANES = config.BM, config.BN, config.BK, config.TM, config.TN, config.lanes_k
     THREADS, SLOTS = config.threads, config.slots
-    B_PITCH = BK + (4 if BN > 1 else 0)  # floats between columns: eight columns of one k are in eight banks
-    B_START = 4 * BM * BK  # bytes from the start of a slot to its chunk of B
-    SLOT = B_START + 4 * BN * B_PITCH  # bytes per slot
-    SUMS = TM * BN  # per thread
+    STEPS = BK // (4 * LANES)  # per chunk, of four k per lane
+    TILES_N = BN // TN  # thread tiles along a row of C
+    A_ACROSS, B_START, a_functions = operand(variant.a, BM, THREADS, BK, LANES)
+    B_ACROSS, B_SIZE, b_functions = operand(variant.b, BN, THREADS, BK, LANES)
+    place_a, fetch_a, origin_a, a_row, a_k = a_functions
+    place_b, fetch_b, origin_b, b_row, b_k = b_functions
+    SLOT = B_START + B_SIZE  # bytes per slot
+    SUMS = TM * TN  # per thread
     SUMS_PITCH = THREADS + 4  # floats between a thread's sums: eight of them are in different banks
     RESULTS = ceil_div(BM * BN, THREADS)  # per thread, after the lanes' sums are added
-    B_COPIES = ceil_div(BN * BK, THREADS)  # per thread and chunk
-    VECTORS = variant.a == "along4"  # A is copied four floats of a row at a time
-    K_FIRST = BN == 1 or variant.b.startswith("along")  # adjacent threads copy adjacent floats of a column of B
-    COLS = min(BN, 8)  # columns of B that adjacent threads copy otherwise
+    EVEN = BM * BN % THREADS == 0
     NEWEST = SLOTS - 2  # groups of copies that may be in flight when a chunk is read
     AT_ONCE = max(1, 32 // RESULTS)  # parts of a sum that are read at once, limited by registers
     store = element_store(variant.epilogue)
     require(
         config,
         {
-            "a thread has whole rows: TN == BN": config.TN == BN,
-            "BN is a power of two": BN & (BN - 1) == 0,
-            "lanes along k are 4, 8, 16 or 32": LANES in (4, 8, 16, 32),
-            "a chunk is four k per lane": BK == 4 * LANES,
+            "extents and lanes are powers of two": all(x & (x - 1) == 0 for x in (BM, BN, BK, TM, TN, LANES)),
+            "TM and TN are 1, of one row or column, or % 4 == 0": all(
+                x % 4 == 0 or x == y == 1 for x, y in ((TM, BM), (TN, BN))
+            ),
+            "lanes along k are 4 or more": LANES >= 4,
+            "a chunk is four k per lane, or a multiple": BK % (4 * LANES) == 0,
             "two slots or more": SLOTS >= 2,
             "dynamic shared memory": config.dynamic,
-            "pad_b holds B's padding": config.dynamic_shared >= SLOTS * SLOT,
+            "pads hold the chunks' padding": config.dynamic_shared >= SLOTS * SLOT,
             "slots hold the sums": config.dynamic_shared >= 4 * SUMS * SUMS_PITCH,
         },
     )
 
     @device_function
-    def b_place(f):
-        """Column and k, within a chunk, of float f in the order in which threads copy the floats."""
-        if K_FIRST:
-            return uint32(f // BK), uint32(f % BK)
-        rest = uint32(f // (4 * COLS))
-        return uint32(rest // (BK // 4) * COLS + f % COLS), uint32(rest % (BK // 4) * 4 + f // COLS % 4)
+    def multiply_column(acc, values, four, j):
+        for r in range(TM):
+            acc[r, j] += values[r, 0] * four[0]
+        for r in range(TM):
+            acc[r, j] += values[r, 1] * four[1]
+        for r in range(TM):
+            acc[r, j] += values[r, 2] * four[2]
+        for r in range(TM):
+            acc[r, j] += values[r, 3] * four[3]
 
     @device_function
-    def turned(k):
-        """Position of a k of a chunk in shared memory: a lane's four k are adjacent, even if they are not in A."""
-        return k if VECTORS else uint32(k % LANES * 4 + k // LANES)
+    def multiply_k(tiles, b_at, values, columns, acc, q, s):
+        """Add the products of one k; q is a constant."""
+        for j in range(0, TN, 4):
+            columns[j], columns[j + 1], columns[j + 2], columns[j + 3] = b_k(tiles, b_at, j, q, s)
+        for r in range(TM):
+            for j in range(TN):
+                acc[r, j] += values[r, q] * columns[j]
 
     @device_function
-    def fetch(tiles, tid, a_to, b_to, slot, x, y, a_address, b_addresses, rows, first_k, b_k, rest):
-        """Start copying a chunk of which `rest` k exist; copy only zeros if `rest` is not positive."""
-        for i in range(B_COPIES):
-            if BN * BK % THREADS == 0 or tid + i * THREADS < uint32(BN * BK):
-                copy4_or_zero(tiles, uint32(b_to[i] + slot), y, b_addresses[i], b_k[i] < rest)
-        at = a_address
-        if VECTORS:
-            here = rows if first_k < rest else uint32(0)
-            for r in range(TM):
-                copy16_or_zero(tiles, uint32(a_to + slot + 16 * THREADS * r), x, at, uint32(r) < here)
-                at += row_step(x)
+    def multiply(tiles, a_at, b_at, values, columns, acc, s):
+        """Add the products of four k per lane."""
+        if A_ACROSS:
+            for r in range(0, TM, 4):
+                for q in range(4):
+                    four = a_k(tiles, a_at, r, q, s)
+                    values[r, q], values[r + 1, q], values[r + 2, q], values[r + 3, q] = four
         else:
             for r in range(TM):
-                for q in range(4):
-                    inside = uint32(r) < rows and int32(first_k + q * LANES) < rest
-                    to = uint32(a_to + slot + (16 * THREADS * r + 4 * q))
-                    copy4_or_zero(tiles, to, x, at + q * LANES * col_step(x), inside)
-                at += row_step(x)
-
-    @device_function
-    def multiply(tiles, a_at, b_at, values, acc):
-        """Add the products of a chunk; four k of a column of B are read once for all rows."""
-        for r in range(TM):
-            four = shared_load4(tiles, uint32(a_at + 16 * THREADS * r))
-            values[r, 0], values[r, 1], values[r, 2], values[r, 3] = four
-        for j in range(BN):
-            four = shared_load4(tiles, uint32(b_at + 4 * B_PITCH * j))
-            for r in range(TM):
-                acc[r, j] += values[r, 0] * four[0]
-            for r in range(TM):
-                acc[r, j] += values[r, 1] * four[1]
-            for r in range(TM):
-                acc[r, j] += values[r, 2] * four[2]
-            for r in range(TM):
-                acc[r, j] += values[r, 3] * four[3]
+                four = a_row(tiles, a_at, r, s)
+                values[r, 0], values[r, 1], values[r, 2], values[r, 3] = four
+        if B_ACROSS:
+            multiply_k(tiles, b_at, values, columns, acc, 0, s)
+            multiply_k(tiles, b_at, values, columns, acc, 1, s)
+            multiply_k(tiles, b_at, values, columns, acc, 2, s)
+            multiply_k(tiles, b_at, values, columns, acc, 3, s)
+        else:
+            for j in range(TN):
+                multiply_column(acc, values, b_row(tiles, b_at, j, s), j)
 
     @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
     def thin(alpha, a, b, beta, c, partition, vectors):
         tiles = cuda.shared.array(0, float32, alignment=16)
         start = shared_address(tiles)
         tid, block = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x)
-        group, lane = tid // LANES, tid % LANES  # a group of lanes computes TM rows
+        group, lane = tid // LANES, tid % LANES  # a group of lanes computes a thread tile
         k = int32(a.shape[1])
         k_tiles = uint32(partition.k_tiles)
-        a_to, b_from = pinned(uint32(start + 16 * tid)), pinned(uint32(start + B_START + 16 * lane))
-        first_k = int32(lane * 4 if VECTORS else lane)  # this thread's, within a chunk
+        a_from = pinned(uint32(start + origin_a(uint32(group // TILES_N * TM), lane)))
+        b_from = pinned(uint32(start + B_START + origin_b(uint32(group % TILES_N * TN), lane)))
+        row_a, k_a = place_a(tid)
+        row_b, k_b = place_b(tid)
 
-        b_addresses = cuda.local.array(B_COPIES, int64)
-        b_to = cuda.local.array(B_COPIES, uint32)
-        b_k = cuda.local.array(B_COPIES, int32)
         values = cuda.local.array((TM, 4), float32)
-        acc = cuda.local.array((TM, BN), float32)
+        columns = cuda.local.array(TN, float32)
+        acc = cuda.local.array((TM, TN), float32)
         results = cuda.local.array(RESULTS, float32)
         arrived = cuda.local.array((AT_ONCE, RESULTS), float32)  # parts of a sum from other blocks
 
@@ -175,29 +253,24 @@ def build(config, variant):
             block_row, block_col = int64(down) * BM, int64(across) * BN
 
             for r in range(TM):
-                for j in range(BN):
+                for j in range(TN):
                     acc[r, j] = float32(0)
             k0 = int64(first) * BK
             rest = int32(min(int64(last) * BK, int64(k)) - k0)  # number of k left from the next chunk to copy on
             left = uint32(last - first)  # chunks
-            first_row = block_row + int64(group) * TM
-            rows = pinned(uint32(min(max(x.shape[0] - first_row, int64(0)), int64(TM))))
-            a_address = address_of(x, first_row, k0 + int64(first_k))
-            for i in range(B_COPIES):
-                f = uint32(tid + i * THREADS)
-                col, place = b_place(f)
-                b_to[i] = uint32(start + B_START + 4 * (col * B_PITCH + turned(place)))
-                b_addresses[i] = address_of(y, block_col + int64(col), k0 + int64(place))
-                b_k[i] = int32(place) if block_col + int64(col) < y.shape[0] else int32(NEVER)
+            rows = int32(min(x.shape[0] - block_row, int64(BM)))
+            cols = int32(min(y.shape[0] - block_col, int64(BN)))
+            a_address = address_of(x, block_row + int64(row_a), k0 + int64(k_a))
+            b_address = address_of(y, block_col + int64(row_b), k0 + int64(k_b))
 
             cuda.syncthreads()  # all threads have read the last tile's sums before these copies overwrite them
             slot = uint32(0)
             for _ in range(SLOTS - 1):
-                fetch(tiles, tid, a_to, b_to, slot, x, y, a_address, b_addresses, rows, first_k, b_k, rest)
+                fetch_a(tiles, tid, uint32(start + slot), x, a_address, row_a, k_a, rows, rest)
+                fetch_b(tiles, tid, uint32(start + slot + B_START), y, b_address, row_b, k_b, cols, rest)
                 commit_group()
                 a_address += BK * col_step(x)
-                for i in range(B_COPIES):
-                    b_addresses[i] += BK * col_step(y)
+                b_address += BK * col_step(y)
                 rest = int32(rest - BK)
                 slot = uint32(slot + SLOT)
             other = uint32(0)  # the slot being read; chunks are copied to `slot`, which was read before
@@ -205,29 +278,30 @@ def build(config, variant):
             while left > uint32(0):
                 left = uint32(left - 1)
                 wait_group(NEWEST)
-                # the copies of all threads have landed before any reads this chunk of B; and all have read the chunk
-                # before it before copies overwrite it
+                # the copies of all threads have landed before any reads this chunk; and all have read the chunk before
+                # it before copies overwrite it
                 cuda.syncthreads()
-                fetch(tiles, tid, a_to, b_to, slot, x, y, a_address, b_addresses, rows, first_k, b_k, rest)
+                fetch_a(tiles, tid, uint32(start + slot), x, a_address, row_a, k_a, rows, rest)
+                fetch_b(tiles, tid, uint32(start + slot + B_START), y, b_address, row_b, k_b, cols, rest)
                 commit_group()
                 a_address += BK * col_step(x)
-                for i in range(B_COPIES):
-                    b_addresses[i] += BK * col_step(y)
+                b_address += BK * col_step(y)
                 rest = int32(rest - BK)
-                multiply(tiles, uint32(a_to + other), uint32(b_from + other), values, acc)
+                for s in range(STEPS):
+                    multiply(tiles, uint32(a_from + other), uint32(b_from + other), values, columns, acc, s)
                 slot = other
                 other = uint32(0) if other == uint32((SLOTS - 1) * SLOT) else uint32(other + SLOT)
 
             wait_group(0)
             cuda.syncthreads()  # no copy is in flight and no chunk is being read when the sums overwrite them
             for r in range(TM):
-                for j in range(BN):
-                    shared_store1(tiles, uint32(start + 4 * (tid + (r * BN + j) * SUMS_PITCH)), acc[r, j])
+                for j in range(TN):
+                    shared_store1(tiles, uint32(start + 4 * (tid + (r * TN + j) * SUMS_PITCH)), acc[r, j])
             cuda.syncthreads()  # all threads have stored their sums before any adds them
             for i in range(RESULTS):
                 e = uint32(tid + i * THREADS)
                 results[i] = float32(0)
-                if BM * BN % THREADS == 0 or e < uint32(BM * BN):
+                if EVEN or e < uint32(BM * BN):
                     of_lane = uint32(start + 4 * (e % SUMS * SUMS_PITCH + e // SUMS * LANES))
                     for part in range(0, LANES, 4):
                         four = shared_load4(tiles, uint32(of_lane + 4 * part))
@@ -237,37 +311,50 @@ def build(config, variant):
             if uint32(last - first) < k_tiles:
                 lead = owner(partition, uint32(index * k_tiles))
                 parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
-                mine = part_slot(partition, index, lead, uint32(block - lead)) * (BM * BN) + int64(tid)
-                for i in range(RESULTS):
-                    if BM * BN % THREADS == 0 or tid + i * THREADS < uint32(BM * BN):
-                        store_partial(partition, mine + i * THREADS, results[i])
-                cuda.syncthreads()  # all threads have written this part before the block is counted
-                final = int32(0)
-                if tid == uint32(0) and arrive(partition, int64(index)) == int64(parts) - 1:
-                    final = int32(1)
-                complete = cuda.syncthreads_or(final) != 0  # and all threads know the count
-                if complete:
-                    if tid == uint32(0):
-                        reset(partition, int64(index))
+                most = parts_at_once(parts)
+                mine, apart = uint32(block - lead), uint32(1)  # a sum's number, and parts from one sum to the next
+                while complete and parts > uint32(1):
+                    slot = part_slot(partition, index, lead, uint32(mine * apart)) * (BM * BN) + int64(tid)
                     for i in range(RESULTS):
-                        results[i] = float32(0)
-                    q = uint32(0)
-                    while q < parts:
-                        for p in range(AT_ONCE):
-                            part = part_slot(partition, index, lead, min(uint32(q + p), uint32(parts - 1))) * (BM * BN)
+                        if EVEN or tid + i * THREADS < uint32(BM * BN):
+                            store_partial(partition, slot + i * THREADS, results[i])
+                    mine = uint32(mine // most)  # the group's number
+                    begin = uint32(mine * most)
+                    count = min(most, uint32(parts - begin))
+                    if count > uint32(1):
+                        cuda.syncthreads()  # all threads have written this part before the block is counted
+                        final = int32(0)
+                        counter = int64(uint32(lead + uint32(uint32(begin + 1) * apart)))
+                        if tid == uint32(0) and arrive(partition, counter) == int64(count) - 1:
+                            final = int32(1)
+                        complete = cuda.syncthreads_or(final) != 0  # and all threads know the count
+                        if complete:
+                            if tid == uint32(0):
+                                reset(partition, counter)
                             for i in range(RESULTS):
-                                e = min(uint32(tid + i * THREADS), uint32(BM * BN - 1))
-                                arrived[p, i] = load_partial(partition, part + int64(e))
-                        for p in range(AT_ONCE):
-                            for i in range(RESULTS):
-                                if uint32(q + p) < parts:
-                                    results[i] += arrived[p, i]
-                        q = uint32(q + AT_ONCE)
+                                results[i] = float32(0)
+                            q = uint32(0)
+                            while q < count:
+                                for p in range(AT_ONCE):
+                                    of = uint32(uint32(begin + min(uint32(q + p), uint32(count - 1))) * apart)
+                                    part = part_slot(partition, index, lead, of) * (BM * BN)
+                                    for i in range(RESULTS):
+                                        e = min(uint32(tid + i * THREADS), uint32(BM * BN - 1))
+                                        arrived[p, i] = load_partial(partition, part + int64(e))
+                                for p in range(AT_ONCE):
+                                    for i in range(RESULTS):
+                                        if uint32(q + p) < count:
+                                            results[i] += arrived[p, i]
+                                q = uint32(q + AT_ONCE)
+                    parts = uint32(uint32(parts + uint32(most - 1)) // most)
+                    apart = uint32(apart * most)
             if complete:
                 for i in range(RESULTS):
                     e = uint32(tid + i * THREADS)
-                    if BM * BN % THREADS == 0 or e < uint32(BM * BN):
-                        row, col = block_row + int64(e // BN), block_col + int64(e % BN)
+                    if EVEN or e < uint32(BM * BN):
+                        of_group, of_sum = e // SUMS, e % SUMS
+                        row = block_row + int64(of_group // TILES_N * TM + of_sum // TN)
+                        col = block_col + int64(of_group % TILES_N * TN + of_sum % TN)
                         store(z, row, col, alpha, results[i], beta, vectors)
 
     return thin
