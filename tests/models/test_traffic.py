@@ -145,12 +145,13 @@ def counted():
 EXCHANGING = {"basic_stream_k": 0.05, "stream_k": 0.05, "thin": 0.13}
 
 
-@pytest.mark.parametrize("name", STAGES)
+RECOUNT = pytest.mark.xfail(reason="thin has had other tiles since an H200 counted it: count again", strict=True)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=RECOUNT if name == "thin" else ()) for name in STAGES])
 def test_an_h200_counted_the_same(name):
     row, stage = counted()[name], STAGES[name]
-    config = next((config for config in stage.configs if config.name == row["config"]), None)
-    if config is None:
-        pytest.skip(f"counted as {row['config']}, which {name} no longer has: to be counted again")
+    config = next(config for config in stage.configs if config.name == row["config"])
     m, n, k = (int(row[extent]) for extent in "mnk")
     made = traffic(stage, config, m, n, k)
     within = EXCHANGING.get(name, 0.002)
