@@ -13,7 +13,8 @@ Measured: 56.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.11 of cuBLAS SGEMM
 Limits: small products: the launch, the first memory access and the exchange of partial sums take longer than the
     multiplications, and small tiles read their fragments more often. Odd extents: rows that are not 16-byte aligned are
     copied 4 bytes at a time, in four times as many copies, which large thread tiles spread over the first k-steps; and
-    tiles at the edges lie partly outside C.
+    tiles at the edges lie partly outside C. Compute capabilities 8.0 and 8.6: kernels of 64x128 and 128x128 tiles for a
+    C that is not 16-byte aligned spill 172 to 988 bytes per thread; from 9.0 on, none spills.
 """
 
 from numba import cuda, float32, int32, int64, uint32
