@@ -14,6 +14,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
+from ..runtime import device as devices
 from ..runtime.driver import call, device_scope, relaxed_capture
 
 
@@ -73,6 +74,15 @@ def device_of(stream: Stream) -> int | None:
         return int(call(driver.cuCtxGetDevice))
     finally:
         call(driver.cuCtxPopCurrent)
+
+
+def check_device(stream: Stream | None, device: int) -> None:
+    """Raise ValueError for a stream of another device than that of the operands."""
+    if stream is not None and devices.device_count() > 1 and device_of(stream) not in (None, device):
+        raise ValueError(
+            f"stream belongs to device {device_of(stream)} and the operands lie on device {device}; expected "
+            "one device; pass a stream of the operands' device"
+        )
 
 
 def is_capturing(stream: Stream) -> bool:

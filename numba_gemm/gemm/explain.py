@@ -71,7 +71,7 @@ def explain(
     (32, 32, 1)
     """
     held = unwrapped(a, b, stage, precision, epilogue)
-    x, y, named = (a, b, precision or IEEE) if held is None else (held.a, held.b, held.precision)
+    x, y, named = (a, b, IEEE if precision is None else precision) if held is None else (held.a, held.b, held.precision)
     wanted = checked(x, y, out, alpha, beta, None, stage, epilogue, epilogue_args, precision=named, c=c)
     if held is not None:
         wanted = held.of(wanted)

@@ -19,7 +19,7 @@ from ..typing import ArrayT, PrecisionName
 from .fp32_auto import AUTO_K, AUTO_PRECISION, extents_of, resolved
 from .heuristics import TF32_TMA
 from .precision import FP32_AUTO, IEEE, canonical, check_precision, tensor_stage
-from .request import Request, check_terms
+from .request import Request, check_elements, check_terms
 
 __all__ = ["PreparedOperand", "Unwrapped", "prepare", "unwrapped"]
 
@@ -152,6 +152,7 @@ class PreparedOperand(Generic[ArrayT]):
                 f"the array has shape {operand.shape} on device {operand.device}, and was prepared with shape "
                 f"{self.shape} on device {device}; expected the same; prepare it again"
             )
+        streams.check_device(queue, device)
         if self.narrow != IEEE:
             self._decompose(operand, queue)
         self._version = kind.version(self.array)
@@ -171,7 +172,8 @@ class PreparedOperand(Generic[ArrayT]):
         own = followed[0] if queue is None else queue
         if self._parts is None:
             layout = prepared_parts(precision, mn, k)
-            self._parts = kind.empty((layout.rows * layout.cols,), self.device, own)
+            # On the operand's stream, not on another that is passed here: products then run where they would anyway.
+            self._parts = kind.empty((layout.rows * layout.cols,), self.device, followed[0])
             self.parts = self._parts.array
         for producer in followed:
             streams.wait_for(own, producer, self.device)
@@ -188,6 +190,7 @@ class PreparedOperand(Generic[ArrayT]):
             raise TypeError(
                 f"{found.name} has dtype {found.dtype}; expected {FLOAT32}; pass {found.kind.cast.format(found.name)}"
             )
+        check_elements(found)
         if len(found.shape) != 2:
             raise ValueError(
                 f"{found.name} has {len(found.shape)} dimensions, shape {found.shape}; expected 2; prepare each matrix "
@@ -270,20 +273,30 @@ def unwrapped(
                 f"{name} was prepared as {one.side}; expected an operand that was prepared as {name}; pass it as "
                 f"{one.side}, or call prepare(array, precision, side={name!r})"
             )
-    wanted = given[0].precision if precision is None else canonical(precision)
+    named: dict[str, None] = dict.fromkeys(one.precision for one in given)
+    if len(named) > 1:
+        named.pop(FP32_AUTO, None)  # it goes with what it may stand for
+    if len(named) > 1:
+        raise ValueError(
+            f"a was prepared for {a.precision!r} and b for {b.precision!r}; expected the same; prepare one of them "
+            "again"
+        )
+    wanted = next(iter(named)) if precision is None else canonical(precision)
     for one in given:
         if wanted != one.precision and not (one.precision == FP32_AUTO and wanted in (IEEE, AUTO_PRECISION)):
             raise ValueError(
-                f"precision is {wanted!r} and {one.side} was prepared for {one.precision!r}; expected the same; pass "
-                f"precision={one.precision!r}, or call prepare(array, {wanted!r}, side={one.side!r})"
+                f"precision is {wanted!r} and {one.side} was prepared for {one.precision!r}; expected the same; ask "
+                f"for {one.precision!r}, or call prepare(array, {wanted!r}, side={one.side!r})"
             )
         one.check_current()
     x, y = (one.array if type(one) is PreparedOperand else one for one in (a, b))
     kept = [one for one in given if one.parts is not None] if _decomposes(stage) else []
     arithmetic: str = wanted
     if kept and wanted == FP32_AUTO:
-        extents = extents_of(tuple(getattr(x, "shape", ())), tuple(getattr(y, "shape", ())), epilogue)
-        arithmetic = resolved(wanted, extents, devices.device_properties(kept[0].device))
+        left, right = (arrays.describe(name, one, None).shape for name, one in zip(SIDES, (x, y)))
+        if left and right:  # otherwise the product is refused
+            extents = extents_of(left, right, epilogue)
+            arithmetic = resolved(wanted, extents, devices.device_properties(kept[0].device))
     kept = [one for one in kept if one.narrow == arithmetic]
     of_a, of_b = (any(one is operand for one in kept) for operand in (a, b))
     return Unwrapped(x, y, wanted, arithmetic, (of_a, of_b), tuple(one.parts for one in kept))
@@ -291,5 +304,6 @@ def unwrapped(
 
 def _decomposes(stage: str) -> bool:
     """Return True for a stage that multiplies prepared parts, and for "auto"; other stages read operands themselves."""
-    found = STAGES.get(stage)
-    return stage == "auto" or (isinstance(found, TensorStage) and found.complete)
+    return stage == "auto" or stage in [
+        one.name for one in STAGES.values() if isinstance(one, TensorStage) and one.complete
+    ]

@@ -68,12 +68,11 @@ def checked_product(
         a, b, precision, parts = held.a, held.b, held.precision, held.parts
         if tag is not None:
             tag = fast_path.tag_of(stage, precision, epilogue, epilogue_args)
-            done = fast_path.try_fast(
-                cache, (tag, held.prepared), a, b, out, alpha, beta, stream, (*epilogue_args, *parts)
-            )
+            own = (tag, held.prepared) if parts else tag
+            done = fast_path.try_fast(cache, own, a, b, out, alpha, beta, stream, (*epilogue_args, *parts))
             if done is not None:
                 return done
-    precision = precision or IEEE
+    precision = IEEE if precision is None else precision
     request = checked(a, b, out, alpha, beta, stream, stage, epilogue, epilogue_args, home, precision, c)
     if held is not None:
         request = held.of(request)
@@ -101,7 +100,7 @@ def checked_product(
         if tag is not None and request.k and tag == fast_path.tag_of(stage, precision, epilogue, epilogue_args):
             given = a, b, out, (*epilogue_args, *parts)
             placement = placed.a, placed.b, placed.c, placed.vectors
-            if held is not None:
-                tag = tag, held.prepared
+            if parts:
+                tag = tag, request.prepared
             fast_path.remember(cache, tag, left.kind, given, placement, request, launched)
     return arrays.returned(left, placed, request.device) if out is None else out

@@ -197,7 +197,7 @@ def checked(
     vectors = [arrays.describe(f"epilogue_args[{i}]", one, queue) for i, one in enumerate(given)]
     operands = [one for one in (left, right, target, addend) if one is not None]
     for operand in operands:
-        _check_elements(operand)
+        check_elements(operand)
     if left.kind.family != right.kind.family:
         raise TypeError(
             f"a is of kind {left.kind.name} and b of kind {right.kind.name}; expected both of one kind; "
@@ -231,11 +231,7 @@ def checked(
         if beta == 0 or (target is not None and addend.is_same(target)):
             addend = None
     device = _common_device([*operands, *vectors], home)
-    if queue is not None and devices.device_count() > 1 and streams.device_of(queue) not in (None, device):
-        raise ValueError(
-            f"stream belongs to device {streams.device_of(queue)} and the operands lie on device {device}; expected "
-            "one device; pass a stream of the operands' device"
-        )
+    streams.check_device(queue, device)
     gpu = devices.device_properties(device)
     if stage != "auto":
         heuristics.resolve(stage, gpu.cc)
@@ -330,14 +326,15 @@ def _check_vector(operand: Operand, left: Operand) -> None:
             f"{operand.name} has {len(operand.shape)} dimensions, shape {operand.shape}; expected 1; "
             f"pass {operand.name}.reshape(-1)"
         )
-    _check_elements(operand)
+    check_elements(operand)
 
 
 # A converted copy would take the result with it, unless the caller keeps it.
 OTHER_OUT = "allocate another array, copy out into it if beta is not 0, and pass it"
 
 
-def _check_elements(operand: Operand) -> None:
+def check_elements(operand: Operand) -> None:
+    """Raise TypeError for a dtype that products do not take, and ValueError for elements that are not aligned."""
     name, is_out = operand.name, operand.name == "out"
     accepted = DTYPES if name in ("a", "b") else DTYPES[:1]
     if operand.dtype not in accepted:

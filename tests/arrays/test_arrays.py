@@ -65,7 +65,7 @@ def test_stream_of_another_device(monkeypatch):
 @pytest.mark.parametrize(("pointer", "strides"), [(4098, (8, 4)), (4096, (10, 4)), (4096, (8, -2))])
 def test_unaligned_device_memory(pointer, strides):
     with pytest.raises(ValueError, match=r"a has elements off the 4-byte boundaries .* pass a contiguous copy of a"):
-        requests._check_elements(operand(pointer, strides=strides))
+        requests.check_elements(operand(pointer, strides=strides))
 
 
 # ------------------------------------------------------------------------------------------------------- overlaps

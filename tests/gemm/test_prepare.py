@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.array_libraries import NumbaArray, Tensor, half_tensor, on_boundary
+from support.array_libraries import NumbaArray, Tensor, changed, half_tensor, on_boundary
 from support.operands import filled, layout_of
 
 from numba_gemm import explain, plan, prepare, tiled_sgemm
@@ -269,12 +269,35 @@ REFUSED = {
     "the other precision": (
         lambda: tiled_sgemm(tensor(8, 8), prepare(tensor(8, 8), "bf16x6"), precision="ieee"),
         ValueError,
-        "precision is 'ieee' and b was prepared for 'bf16x6'.*pass precision='bf16x6'",
+        "precision is 'ieee' and b was prepared for 'bf16x6'.*ask for 'bf16x6'",
     ),
     "two precisions": (
         lambda: tiled_sgemm(prepare(tensor(8, 8), "bf16x9", side="a"), prepare(tensor(8, 8), "bf16x6")),
         ValueError,
-        "precision is 'bf16x9' and b was prepared for 'bf16x6'",
+        "a was prepared for 'bf16x9' and b for 'bf16x6'.*prepare one of them again",
+    ),
+    "two precisions, one of them named": (
+        lambda: tiled_sgemm(
+            prepare(tensor(8, 8), "bf16x9", side="a"), prepare(tensor(8, 8), "bf16x6"), precision="bf16x6"
+        ),
+        ValueError,
+        "a was prepared for 'bf16x9' and b for 'bf16x6'.*prepare one of them again",
+    ),
+    "a number, fp32_auto": (
+        lambda: tiled_sgemm(1.0, prepare(tensor(512, 4096), "fp32_auto")),
+        TypeError,
+        "a is of type",
+    ),
+    "no stage": (
+        lambda: tiled_sgemm(tensor(8, 8), prepare(tensor(8, 8), "bf16x6"), stage=["x"]),
+        TypeError,
+        "stage is of type list; expected a str",
+    ),
+    "no name": (lambda: tiled_sgemm(tensor(8, 8), tensor(8, 8), precision=""), ValueError, "precision is ''"),
+    "off the boundaries": (
+        lambda: prepare(changed(tensor(8, 8), address=1 << 20 | 2), "bf16x6"),
+        ValueError,
+        "b has elements off the 4-byte boundaries",
     ),
     "a shape": (
         lambda: tiled_sgemm(tensor(8, 9), prepare(tensor(8, 8), "bf16x6")),
@@ -289,6 +312,22 @@ def test_refused(torch, case):
     call, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "fp32_auto"])
+def test_products_of_other_extents(torch, gpu, full_checks, precision):
+    """Products that use no parts are calls like others: a new shape needs no full check."""
+    weights = prepare(tensor(512, 512), precision)
+    for m in (64, 80, 96):
+        tiled_sgemm(tensor(m, 512), weights)
+    assert len(full_checks) == 1
+
+
+def test_fp32_auto_goes_with_the_precision_that_it_stands_for(torch, gpu):
+    of = {name: prepare(tensor(512, 512), name, side=side) for name, side in (("fp32_auto", "a"), ("bf16x6", "b"))}
+    with gpu.recording() as made:
+        tiled_sgemm(of["fp32_auto"], of["bf16x6"])
+    assert not any(name.startswith("decompose") for name in names(made))
 
 
 def test_arrays_in_host_memory_have_no_parts(gpu):
