@@ -64,8 +64,9 @@ def build(config, variant):
     SPREAD = min(2, BK // 2 - 1) if SPREADS else 0  # pairs of k-steps
     PARTS = max(1, 2 * SPREAD)
     # Large thread tiles and two operands that pass through registers leave no register to spare where several blocks
-    # share an SM.
-    CROWDED = variant.a == variant.b == "along4" and TM * TN >= 64 and config.min_blocks > 1
+    # share an SM; with eight blocks and a C that is stored float by float, smaller ones do not, either.
+    LARGE = 32 if config.min_blocks >= 8 and not variant.c_aligned else 64
+    CROWDED = variant.a == variant.b == "along4" and TM * TN >= LARGE and config.min_blocks > 1
     a_loader = tile_loader(variant.a, BM, BK, THREADS, A_PITCH, PARTS, CROWDED)
     b_loader = tile_loader(variant.b, BN, BK, THREADS, B_PITCH, PARTS, CROWDED)
     A_ADDRESSES, A_STAGED, A_PARTS = a_loader.addresses, a_loader.staged, a_loader.parts
