@@ -1080,7 +1080,7 @@ class TestReport:
                 gpu_row("auto", shapes[0], 100.0, status="ok", config="other"),
                 gpu_row("auto", shapes[1], math.nan, status="unsupported", precision="tf32", error_in_bounds=math.nan),
             ]
-        )
+        ).assign(steady_us=math.nan)
         table = report.verdict_table(frame)
         assert list(table.headers) == ["stage", "16x12x9", "8x8x8", "error"]
         assert table.rows == [
