@@ -8,8 +8,8 @@ Matrix-Matrix Multiplication on the GPU" (2023), arXiv:2301.03598; there, one of
 
 A kernel is given a `PartitionArguments`:
 
-- `partials`, `counters`: addresses of the workspace, and of 32-bit counters, one per shared tile or, if that is more, one per block.
-  Counters are zero before a launch and zero again after it;
+- `partials`, `counters`: addresses of the workspace, and of 32-bit counters, one per shared tile or, if that is more,
+  one per block. Counters are zero before a launch and zero again after it;
 - `whole`: number of tiles of C that are not shared. Block g computes tiles g, g + blocks, ... of these;
 - `base`, `extra`: block g's piece of the line begins at ``g * base + min(g, extra)``;
 - `k_tiles`: k-tiles per tile of C;
