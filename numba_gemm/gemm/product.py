@@ -64,12 +64,13 @@ def checked_product(
     """
     held = unwrapped(a, b, stage, precision, epilogue)
     parts: tuple[Any, ...] = ()
+    key = tag  # of the cached call
     if held is not None:
         a, b, precision, parts = held.a, held.b, held.precision, held.parts
         if tag is not None:
             tag = fast_path.tag_of(stage, precision, epilogue, epilogue_args)
-            own = (tag, held.prepared) if parts else tag
-            done = fast_path.try_fast(cache, own, a, b, out, alpha, beta, stream, (*epilogue_args, *parts))
+            key = (tag, held.prepared) if parts else tag
+            done = fast_path.try_fast(cache, key, a, b, out, alpha, beta, stream, (*epilogue_args, *parts))
             if done is not None:
                 return done
     precision = IEEE if precision is None else precision
@@ -100,7 +101,5 @@ def checked_product(
         if tag is not None and request.k and tag == fast_path.tag_of(stage, precision, epilogue, epilogue_args):
             given = a, b, out, (*epilogue_args, *parts)
             placement = placed.a, placed.b, placed.c, placed.vectors
-            if parts:
-                tag = tag, request.prepared
-            fast_path.remember(cache, tag, left.kind, given, placement, request, launched)
+            fast_path.remember(cache, key, left.kind, given, placement, request, launched)
     return arrays.returned(left, placed, request.device) if out is None else out

@@ -210,7 +210,7 @@ def _access(config: TileConfig, extent: int, x: Layout, steps: tuple[int, int, i
         return "along4"
     if across and vectors and x.col_stride % VECTOR_BYTES == 0 and x.rows % 4 == 0 and "across4" in able:
         return "across4"
-    return next((one for one, fits in (("along1", along), ("across1", across)) if fits and one in able), "any")
+    return "along1" if along and "along1" in able else "across1" if across and "across1" in able else "any"
 
 
 @lru_cache(maxsize=256)

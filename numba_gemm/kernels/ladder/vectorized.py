@@ -26,7 +26,10 @@ from .stage import ANY, require
 
 
 def registers(cc):
-    """Return the limit of registers per thread for a compute capability: two blocks of 256 threads fit into an SM."""
+    """Return the limit of registers per thread for a compute capability: two blocks of 256 threads fit into an SM.
+
+    The package's compiler calls it; Numba itself takes a number.
+    """
     return 122 if cc >= (12, 0) else 128  # ptxas for 12.0 spills with a limit of 123 or 128, not with 122
 
 
