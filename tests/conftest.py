@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import fcntl
 import gc
 import os
@@ -41,10 +42,15 @@ elif sys.dont_write_bytecode:  # child processes would compile the package at ev
     os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(os.environ["NUMBA_GEMM_CACHE_DIR"], "bytecode")
 # Several processes run tests: each starts few to compile, and none to compile ahead.
 os.environ.setdefault("NUMBA_GEMM_JOBS", "3")
-# Queues of the GPU: streams of one queue wait for each other. There are about 512, for all workers and a process that
-# each may start; beyond that, a new context fails with CUDA_ERROR_OUT_OF_MEMORY.
+# Queues of the GPU: streams of one queue wait for each other. There are about 512 for all processes; beyond that, a new
+# context fails with CUDA_ERROR_OUT_OF_MEMORY. A worker's own are made here; the processes that its tests start get few.
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
 os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = str(max(1, min(32, 256 // workers)))
+if ON_GPU and "PYTEST_XDIST_WORKER" in os.environ:
+    cuda = ctypes.CDLL("libcuda.so.1")
+    if cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0):
+        raise RuntimeError("cannot create a CUDA context on device 0")
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "2"
 TURN = Path(os.environ["NUMBA_GEMM_CACHE_DIR"]) / "turn.lock"
 
 # Imported once the lines above have run.

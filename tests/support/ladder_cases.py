@@ -67,7 +67,7 @@ def shapes(config: TileConfig) -> list[tuple[int, int, int]]:
         (bm, bn, bk),
         (bm - 1, bn - 1, max(bk - 1, 1)),
         (bm + 1, bn + 1, bk + 1),
-        (2 * bm, bn, 2 * bk),
+        (2 * bm, max(bn, 4), 2 * bk),  # aligned by rows, also for tiles of one column
         (bm, 2 * bn, 3 * bk),
         (13, 17, 15),
         (29, 7, 19),
