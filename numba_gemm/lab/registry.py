@@ -30,6 +30,8 @@ EXPERIMENTS = {
     "first_products": "bench.first_products:EXPERIMENT",
     "transformer_step": "bench.transformer:STEP",
     "training": "bench.transformer:TRAINING",
+    "random_products": "bench.random_products:RANDOM_PRODUCTS",
+    "router_gates": "bench.random_products:ROUTER_GATES",
     "torch_calls": "bench.torch_calls:EXPERIMENT",
     **{name: f"memory.{name}:EXPERIMENT" for name in MEMORY},
 }

@@ -1,0 +1,226 @@
+"""Speed wherever a user may land: products of random shapes and layouts, and router gates, each contender alone.
+
+Times are medians of CUDA-graph replays of one contender while nothing else runs, and of batches of plain calls. Results
+are verified against float64 before they are timed.
+"""
+
+import contextlib
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from numba_gemm import explain, precompile, tiled_sgemm
+from numba_gemm.gemm.precision import IEEE
+from numba_gemm.lab.bench.buffers import DeviceBuffers, Reference, TorchLibrary
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.results import CUBLAS
+from numba_gemm.lab.bench.transformer import torch_or_unavailable
+from numba_gemm.lab.harness.experiment import Experiment
+from numba_gemm.models.roofline import gemm_flops
+from numba_gemm.runtime import ahead
+from numba_gemm.runtime.timing import time_alone
+
+LAYOUTS: Final = ("NN", "NT", "TN", "TT")  # one letter each for A and B; T is the transpose of a row-major matrix
+MOST_FLOPS = 4e12
+WINDOW_S, CALLS_S = 0.04, 0.02
+FP32_AUTO: Final = "fp32_auto"
+BF16X6: Final = "bf16x6"
+
+
+def random_cases(count: int, seed: int, high: int) -> list[tuple[Shape, str, bool]]:
+    """Return shapes with log-uniform extents from 1 to `high`, their layouts, and whether rows are aligned."""
+    rng, cases = np.random.default_rng(seed), list[tuple[Shape, str, bool]]()
+    while len(cases) < count:
+        shape = Shape(*np.exp(rng.uniform(0.0, math.log(high + 1), 3)).astype(int).tolist())
+        if gemm_flops(*shape) <= MOST_FLOPS:
+            cases.append((shape, LAYOUTS[rng.integers(4)], bool(rng.random() >= 1 / 3)))
+    return cases
+
+
+def random_products(shapes: int = 300, high: int = 20_000, seed: int = 25) -> Iterator[dict[str, Any]]:
+    """Time float32, `fp32_auto`, `bf16x6` and cuBLAS SGEMM at random shapes; one row per shape.
+
+    Rows of a third of the products have an odd distance and begin one element after an aligned address.
+
+    Parameters
+    ----------
+    shapes: Number of random shapes.
+    high: Largest extent.
+    seed: Seed of shapes and operands.
+    """
+    torch = torch_or_unavailable()
+    generator, cases = torch.Generator(device="cuda").manual_seed(seed), random_cases(shapes, seed, high)
+    precompile(
+        shapes=[shape for shape, *_ in cases], layouts=LAYOUTS, precision=(IEEE, FP32_AUTO, BF16X6), progress=False
+    )
+    stream = torch.cuda.Stream()
+    torch.cuda.set_stream(stream)
+    for shape, layout, aligned in cases:
+        m, n, k = shape
+
+        def draw(rows: int, cols: int, stored: str, aligned: bool = aligned) -> Any:
+            rows, cols = (rows, cols) if stored == "N" else (cols, rows)
+            pitch = (cols + 3) // 4 * 4 if aligned else cols // 2 * 2 + 1
+            flat = torch.randn(rows * pitch + 4, device="cuda", generator=generator)[0 if aligned else 1 :]
+            values = flat[: rows * pitch].view(rows, pitch)[:, :cols]
+            return values if stored == "N" else values.T
+
+        a, b, c = draw(m, k, layout[0]), draw(k, n, layout[1]), draw(m, n, "N")
+        calls = {CUBLAS: functools.partial(torch.matmul, a, b, out=c)}
+        calls |= {p: functools.partial(tiled_sgemm, a, b, out=c, precision=p) for p in (IEEE, FP32_AUTO, BF16X6)}
+        row = {
+            **shape._asdict(),
+            "layout": layout,
+            "aligned": aligned,
+            "auto": explain(a, b, precision=FP32_AUTO).precision,
+        }
+        row |= measured(
+            torch, stream, calls, {**dict.fromkeys(calls, IEEE), FP32_AUTO: row["auto"], BF16X6: BF16X6}, a, b, c
+        )
+        least = min(row[f"{CUBLAS}_us"], row[f"{IEEE}_us"])
+        ratios = {
+            f"{IEEE}_ratio": row[f"{CUBLAS}_us"] / row[f"{IEEE}_us"],
+            "auto_ratio": least / row[f"{FP32_AUTO}_us"],
+            f"{BF16X6}_ratio": row[f"{CUBLAS}_us"] / row[f"{BF16X6}_us"],
+        }
+        yield row | ratios
+
+
+def router_gates(
+    m: tuple[int, ...] = (1, 8, 64, 256, 512, 1024, 2048, 4096, 8192),
+    n: tuple[int, ...] = (64, 256, 768),
+    k: tuple[int, ...] = (3072, 7168),
+    seed: int = 25,
+) -> Iterator[dict[str, Any]]:
+    """Time products of activations in float32 or bfloat16 and float32 weights, stored as PyTorch's linear layers do.
+
+    PyTorch computes in float32, for which it converts activations in bfloat16.
+
+    Parameters
+    ----------
+    m: Numbers of tokens.
+    n: Numbers of experts.
+    k: Widths of the model.
+    seed: Seed of the operands.
+    """
+    torch = torch_or_unavailable()
+    generator, stream = torch.Generator(device="cuda").manual_seed(seed), torch.cuda.Stream()
+    torch.cuda.set_stream(stream)
+    for shape in (Shape(rows, cols, depth) for depth in k for cols in n for rows in m):
+        weight = torch.randn(shape.n, shape.k, device="cuda", generator=generator)
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(shape.m, shape.k, device="cuda", generator=generator).to(dtype)
+            out = torch.empty(shape.m, shape.n, device="cuda")
+            w = weight.T
+            calls = {
+                CUBLAS: functools.partial(float32_product, torch, x, w, out),
+                FP32_AUTO: functools.partial(tiled_sgemm, x, w, out=out, precision=FP32_AUTO),
+            }
+            told = explain(x, w, precision=FP32_AUTO)
+            row = {**shape._asdict(), "activations": str(dtype).removeprefix("torch."), "auto": told.precision}
+            row |= measured(torch, stream, calls, {CUBLAS: IEEE, FP32_AUTO: told.precision}, x.float(), w, out)
+            yield row | {"auto_ratio": row[f"{CUBLAS}_us"] / row[f"{FP32_AUTO}_us"]}
+
+
+def float32_product(torch: Any, x: Any, weight: Any, out: Any) -> None:
+    """Multiply activations of any type with float32 weights, as PyTorch code does."""
+    torch.matmul(x.float(), weight, out=out)
+
+
+def measured(
+    torch: Any,
+    stream: Any,
+    calls: Mapping[str, Callable[[], Any]],
+    precisions: Mapping[str, str],
+    a: Any,
+    b: Any,
+    c: Any,
+) -> dict[str, Any]:
+    """Verify calls that write a product to `c`, each by the bound of a precision; then time replays and plain calls."""
+    (m, k), n = a.shape, b.shape[1]
+    library, row = TorchLibrary(torch), dict[str, Any]()
+    reference = Reference(DeviceBuffers(library, Shape(int(m), int(n), int(k)), a, b, None))
+    for name, call in calls.items():
+        c.fill_(math.nan)
+        call()
+        torch.cuda.synchronize()
+        verdict, median, _ = reference.judge(c, precisions[name])
+        if not verdict.ok:
+            raise RuntimeError(f"{name} at {m}x{n}x{k}: {verdict}")
+        row[f"{name}_error"] = median
+    del reference
+    ahead.wait_until_idle()
+    for name, call in calls.items():
+        row[f"{name}_us"], row[f"{name}_call_us"] = alone(stream, call)
+    return row
+
+
+def alone(stream: Any, call: Callable[[], Any]) -> tuple[float, float]:
+    """Return microseconds per replay and per plain call of a contender while nothing else runs."""
+
+    def enqueue(_stream: int) -> None:
+        call()
+
+    times, end = list[float](), time.perf_counter() + WINDOW_S
+    with contextlib.closing(time_alone(enqueue, stream=stream.cuda_stream, max_repeats=400)) as spans:
+        while not times or time.perf_counter() < end:
+            times.append(next(spans)[0])
+    us = statistics.median(times)
+    count = max(2, min(2000, round(CALLS_S * 1e6 / us)))
+    stream.synchronize()
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    stream.synchronize()
+    return us, (time.perf_counter() - begin) / count * 1e6
+
+
+def geomean(values: Any) -> float:
+    """Return the geometric mean."""
+    return float(np.exp(np.log(values).mean()))
+
+
+def claims_of_random(frame: pd.DataFrame) -> dict[str, Any]:
+    """Compare all precisions with the best alternative."""
+    return {
+        "float32 has at least 0.9 of cuBLAS's speed at every shape": frame[f"{IEEE}_ratio"] >= 0.9,
+        "float32 has 1.05 of cuBLAS's speed in the geometric mean": geomean(frame[f"{IEEE}_ratio"]) >= 1.05,
+        "fp32_auto has at least 0.95 of the faster of cuBLAS and float32 at every shape": frame["auto_ratio"] >= 0.95,
+        "bf16x6 has at least half of cuBLAS SGEMM's speed at every shape": frame[f"{BF16X6}_ratio"] >= 0.5,
+    }
+
+
+def claims_of_gates(frame: pd.DataFrame) -> dict[str, Any]:
+    """Compare `fp32_auto` with PyTorch in float32."""
+    many = frame[frame["m"] >= 512]
+    return {
+        "fp32_auto is at least as fast as PyTorch at every router gate": frame["auto_ratio"] >= 1.0,
+        "fp32_auto is twice as fast from 512 tokens on": many["auto_ratio"] >= 2.0,
+        "its error is smaller": frame[f"{FP32_AUTO}_error"] <= frame[f"{CUBLAS}_error"],
+    }
+
+
+RANDOM_PRODUCTS = Experiment(
+    lesson="Speed at random shapes, layouts and alignments beside cuBLAS SGEMM, each contender alone.",
+    run=random_products,
+    claims=claims_of_random,
+    needs=("gpu", "torch"),
+    unavailable="the simulator has no clock worth reading, and no cuBLAS",
+    timing="graphs",
+    cache="hot",
+)
+ROUTER_GATES = Experiment(
+    lesson="Router gates of mixture-of-experts models: few columns, float32 weights, activations in two types.",
+    run=router_gates,
+    claims=claims_of_gates,
+    needs=("gpu", "torch"),
+    unavailable="the simulator has no clock worth reading, and no cuBLAS",
+    timing="graphs",
+    cache="hot",
+)

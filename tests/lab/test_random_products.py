@@ -1,0 +1,39 @@
+"""Random shapes and router gates: what is drawn, and what the claims say of it."""
+
+import pandas as pd
+import pytest
+
+from numba_gemm.lab.bench import random_products
+from numba_gemm.models.roofline import gemm_flops
+
+
+def test_shapes_are_spread_over_extents_layouts_and_alignments():
+    cases = random_products.random_cases(3000, 1, 20_000)
+    assert cases == random_products.random_cases(3000, 1, 20_000) != random_products.random_cases(3000, 2, 20_000)
+    assert random_products.random_cases(10, 1, 20_000) == cases[:10]
+    assert all(1 <= extent <= 20_000 for shape, *_ in cases for extent in shape)
+    assert all(gemm_flops(*shape) <= 4e12 for shape, *_ in cases)
+    extents = [extent for shape, *_ in cases for extent in shape]
+    assert 0.4 < sum(extent <= 141 for extent in extents) / len(extents) < 0.6  # the square root of 20,000
+    assert {layout for _, layout, _ in cases} == set(random_products.LAYOUTS)
+    assert 0.63 < sum(aligned for *_, aligned in cases) / len(cases) < 0.70
+
+
+@pytest.mark.parametrize(
+    ("ieee", "auto", "bf16x6", "held"),
+    [
+        ([1.0, 1.2], [0.95, 1.3], [0.5, 2.4], [True, True, True, True]),
+        ([0.89, 1.3], [0.95, 1.3], [0.5, 2.4], [False, True, True, True]),
+        ([1.0, 1.1], [0.94, 1.3], [0.49, 2.4], [True, False, False, False]),
+    ],
+)
+def test_claims_about_random_shapes(ieee, auto, bf16x6, held):
+    frame = pd.DataFrame({"ieee_ratio": ieee, "auto_ratio": auto, "bf16x6_ratio": bf16x6})
+    assert [bool(pd.Series(value).all()) for value in random_products.claims_of_random(frame).values()] == held
+
+
+@pytest.mark.parametrize(("ratios", "error", "held"), [((1.0, 2.0), 1.0, [True] * 3), ((0.9, 1.9), 1.1, [False] * 3)])
+def test_claims_about_router_gates(ratios, error, held):
+    frame = pd.DataFrame({"m": [1, 512], "auto_ratio": ratios, "fp32_auto_error": error, "cuBLAS_error": 1.0})
+    frame = frame.rename(columns={"cuBLAS_error": f"{random_products.CUBLAS}_error"})
+    assert [bool(pd.Series(value).all()) for value in random_products.claims_of_gates(frame).values()] == held
