@@ -8,7 +8,7 @@ Traffic: BK*(BM + BN) floats from global memory for BM*BN*BK multiply-adds: M*N*
     (1/BM + 1/BN)/2 times as many as in coalesced. Shared memory now serves two reads per multiply-add.
 Registers and shared memory: one accumulator; 2*BM*BN floats (8 KB at 32).
 Measured: 8.53 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.17 of cuBLAS SGEMM and 1.32 times coalesced; 32
-    registers per thread, 12.9 % of the FMA pipe, 0.0 % excess shared wavefronts.
+    registers per thread, 12.8 % of the FMA pipe, 0.0 % excess shared wavefronts.
 Limits: shared memory: two floats per multiply-add. The compiler reads four floats of A along K in one 128-bit access,
     which takes as long as four 32-bit reads.
 """
