@@ -155,7 +155,7 @@ class PreparedOperand(Generic[ArrayT]):
         streams.check_device(queue, device)
         if self.narrow != IEEE:
             self._decompose(operand, queue)
-        self._version = kind.version(self.array)
+        self._kind, self._version = kind, kind.version(self.array)
 
     def _decompose(self, operand: Operand, queue: streams.Stream | None) -> None:
         if operand.device is None:
@@ -200,7 +200,7 @@ class PreparedOperand(Generic[ArrayT]):
 
     def check_current(self) -> None:
         """Raise ValueError if the array is known to have changed since it was decomposed."""
-        if self.narrow != IEEE and arrays.kind_of(self.side, self.array).version(self.array) != self._version:
+        if self.narrow != IEEE and self._kind.version(self.array) != self._version:
             raise ValueError(
                 f"{self.side} has changed since it was prepared; expected parts that are up to date; call update() of "
                 "the prepared operand after each change"
@@ -264,9 +264,18 @@ def unwrapped(
     ValueError
         For an operand of the other side, of another precision, or with parts that are known to be out of date.
     """
-    given = [one for one in (a, b) if type(one) is PreparedOperand]
-    if not given:
+    of_a, of_b = type(a) is PreparedOperand, type(b) is PreparedOperand
+    if not of_a and not of_b:
         return None
+    if of_a is not of_b:  # usual calls, in few steps
+        one, side = (a, "a") if of_a else (b, "b")
+        wanted = one.precision
+        if one.side == side and (precision is None or precision == wanted) and wanted != FP32_AUTO:
+            one.check_current()
+            uses = one.parts is not None and one.narrow == wanted and _decomposes(stage)
+            x, y = (one.array, b) if of_a else (a, one.array)
+            return Unwrapped(x, y, wanted, wanted, (uses and of_a, uses and of_b), (one.parts,) if uses else ())
+    given = [one for one in (a, b) if type(one) is PreparedOperand]
     for name, one in zip(SIDES, (a, b)):
         if type(one) is PreparedOperand and one.side != name:
             raise ValueError(
