@@ -271,9 +271,8 @@ def _of_other_extents(cache: CallCache, key: Any, stride_bytes: int) -> CachedCa
     launched = bind_product(product, chosen(stage, device, wanted).selected, device)
     if len(launched) > MAX_LAUNCHES or (len(launched) > 1 and any(bound.launches.maps for bound, *_ in launched)):
         return None
-    (low, high), (a_low, a_high), (b_low, b_high) = c.span, a.span, b.span
-    reach = low - a_high, high - a_low, low - b_high, high - b_low
-    call = CachedCall(device, (m, n), tuple(launched), reach, ())
+    high, (a_low, a_high), (b_low, b_high) = c.span[1], a.span, b.span  # C begins with its first element
+    call = CachedCall(device, (m, n), tuple(launched), (-a_high, high - a_low, -b_high, high - b_low), ())
     cache.store(key, call)
     return call
 

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar
 
 from cuda.bindings import driver
@@ -320,20 +320,25 @@ class Device:
             self.check(stage, config, stage.kernel(config, product, precision))
             partition = self.partition(stage, config, product)
         launches = stage.launches(config, product, precision, partition, self.properties.gpu)
-        self.check(stage, config, launches.multiplication.kernel)
         if swapped:
             launches = launches.with_operands_swapped()
-        announce = Device.before_compiling
-        if announce is None:
-            return self.loaded(launches, workspace)
-        whole = product.transposed if swapped else product
         kernels = [step.kernel for step in launches.steps]
-        return self.loaded(launches, workspace, lambda: announce(self, stage, whole, precision, kernels))
+        if self.load.known(kernels) is None:
+            self.check(stage, config, launches.multiplication.kernel)
+            announce = Device.before_compiling
+            if announce is None:
+                self.load_all(kernels)
+            else:
+                whole = product.transposed if swapped else product
+                self.load_all(kernels, partial(announce, self, stage, whole, precision, kernels))
+        return self.loaded(launches, workspace)
 
     def load_all(
         self, kernels: Sequence[Kernel], before_compiling: Callable[[], object] | None = None
     ) -> list[LoadedKernel]:
         """Return several loaded kernels; those that must be compiled are compiled in parallel."""
+        if (found := self.load.known(kernels)) is not None:
+            return found
         missing = [kernel for kernel in kernels if kernel not in self.load]
         if len(missing) > 1 or (missing and before_compiling is not None):
             # The one that multiplies takes longest. It is the last one, or the last but one if sums are divided.
@@ -350,15 +355,9 @@ class Device:
         found = kernel_cache.fetch_all(tasks, before_compiling=before_compiling)
         self._fetched |= {kernel: one.cubin for kernel, one in zip(kernels, found)}
 
-    def loaded(
-        self,
-        launches: Launches,
-        workspace: Workspace | None = None,
-        before_compiling: Callable[[], object] | None = None,
-    ) -> BoundProduct:
+    def loaded(self, launches: Launches, workspace: Workspace | None = None) -> BoundProduct:
         """Return launches with compiled and loaded kernels."""
-        kernels = [step.kernel for step in launches.steps]
-        handles = [kernel.handle for kernel in self.load_all(kernels, before_compiling)]
+        handles = [kernel.handle for kernel in self.load_all([step.kernel for step in launches.steps])]
         return BoundProduct(self.ordinal, self.context, launches, handles, self.workspaces, self.tensor_maps, workspace)
 
 
