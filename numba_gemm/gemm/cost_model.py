@@ -204,12 +204,13 @@ class Costs:
         All multiprocessors are busy with multiply-adds, or the memory is for so many clocks; and some block computes
         all k-tiles of a tile, or an equal part of them and meets others.
         """
-        (BM, BN, BK), k_tile, blocks = self._tile, self._k_tile, self._blocks
+        (BM, BN, BK), k_tile, blocks, store = self._tile, self._k_tile, self._blocks, self._store
         tiles, k_tiles = -(-m // BM) * -(-n // BN) * matrices, -(-k // BK) or 1
         work, alone = tiles * k_tiles, k_tile[1]
         busy = work * k_tile[-1] / blocks
-        whole, shared = k_tiles * alone, MEET + TRIP - (-work // blocks) * alone
-        longest = PIECE + self._store + (whole if whole < shared else shared)
+        whole = TILE + store + k_tiles * alone
+        shared = PIECE + store + MEET + TRIP - (-work // blocks) * alone
+        longest = whole if whole < shared else shared
         most = busy if busy > memory else memory
         return LAUNCH + (longest if longest > most else most), tiles, k_tiles
 

@@ -64,6 +64,9 @@ class FrameLayout:
                     found.append(place)
                     words += (0, rows, cols, row_stride, col_stride)
                     continue
+                if Moving not in map(type, argument.words):
+                    words += argument.words
+                    continue
                 for word in argument.words:
                     if type(word) is Moving:
                         moved.append(len(words))
