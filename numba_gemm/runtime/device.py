@@ -322,16 +322,13 @@ class Device:
         launches = stage.launches(config, product, precision, partition, self.properties.gpu)
         if swapped:
             launches = launches.with_operands_swapped()
-        kernels = [step.kernel for step in launches.steps]
+        kernels, announce = [step.kernel for step in launches.steps], None
         if self.load.known(kernels) is None:
             self.check(stage, config, launches.multiplication.kernel)
-            announce = Device.before_compiling
-            if announce is None:
-                self.load_all(kernels)
-            else:
+            if Device.before_compiling is not None:
                 whole = product.transposed if swapped else product
-                self.load_all(kernels, partial(announce, self, stage, whole, precision, kernels))
-        return self.loaded(launches, workspace)
+                announce = partial(Device.before_compiling, self, stage, whole, precision, kernels)
+        return self.loaded(launches, workspace, announce)
 
     def load_all(
         self, kernels: Sequence[Kernel], before_compiling: Callable[[], object] | None = None
@@ -355,9 +352,15 @@ class Device:
         found = kernel_cache.fetch_all(tasks, before_compiling=before_compiling)
         self._fetched |= {kernel: one.cubin for kernel, one in zip(kernels, found)}
 
-    def loaded(self, launches: Launches, workspace: Workspace | None = None) -> BoundProduct:
+    def loaded(
+        self,
+        launches: Launches,
+        workspace: Workspace | None = None,
+        before_compiling: Callable[[], object] | None = None,
+    ) -> BoundProduct:
         """Return launches with compiled and loaded kernels."""
-        handles = [kernel.handle for kernel in self.load_all([step.kernel for step in launches.steps])]
+        kernels = [step.kernel for step in launches.steps]
+        handles = [kernel.handle for kernel in self.load_all(kernels, before_compiling)]
         return BoundProduct(self.ordinal, self.context, launches, handles, self.workspaces, self.tensor_maps, workspace)
 
 
