@@ -764,7 +764,8 @@ def test_a_batch_is_launched_in_pieces(launched, monkeypatch):
     each = decomposition_of(precision_for("bf16x6", 12), product, TILES[0])
     assert each.steps[0] > 0
     assert each.steps[1] == 0, "B's parts are there once"
-    assert each.bytes >= 7 * each.steps[0] + 4 * each.parts[1].rows * each.parts[1].cols
+    _, b_parts = each.arguments[1]
+    assert each.bytes >= 7 * each.steps[0] + 4 * b_parts.rows * b_parts.cols
 
     def pieces():
         found = PERSISTENT.pieces(TILES[0], product, "bf16x6", GPU)
