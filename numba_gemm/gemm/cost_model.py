@@ -132,6 +132,13 @@ class Costs:
         True if A and B allow 128-bit accesses along whichever axis is contiguous.
     stores_vectors : bool
         True if C is stored in 128-bit accesses.
+
+    Attributes
+    ----------
+    narrow : bool
+        True if it is considered for a C of few columns only.
+    most_columns : float
+        Columns of C up to which it may suit a product.
     """
 
     __slots__ = (
@@ -139,10 +146,11 @@ class Costs:
         "_blocks",
         "_in_groups",
         "_k_tile",
-        "_most_columns",
         "_size",
         "_store",
+        "_tile",
         "config",
+        "most_columns",
         "narrow",
         "rate",
         "sms",
@@ -169,7 +177,10 @@ class Costs:
         ]
         self.narrow = is_narrow(stage, config)
         self._in_groups = stage.name == "thin"
-        self._most_columns = config.BN if self._in_groups else min(2 * config.BN, FEW_COLUMNS)
+        self.most_columns = (
+            inf if not self.narrow else config.BN if self._in_groups else min(2 * config.BN, FEW_COLUMNS)
+        )
+        self._tile = config.BM, config.BN, config.BK
         self._blocks = rate.resident * sm_count
         self._size = FLOAT32_BYTES * config.BM * config.BN
         by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
@@ -185,7 +196,7 @@ class Costs:
             return False
         if along is None:
             return m <= self.config.BM and n <= self.config.BN
-        return n <= self._most_columns and a_along == along
+        return n <= self.most_columns and a_along == along
 
     def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, int]:
         """Return clocks that no division can go below, the number of tiles of C, and of k-tiles of each.
@@ -193,12 +204,15 @@ class Costs:
         All multiprocessors are busy with multiply-adds, or the memory is for so many clocks; and some block computes
         all k-tiles of a tile, or an equal part of them and meets others.
         """
-        config, k_tile, blocks = self.config, self._k_tile, self._blocks
-        tiles, k_tiles = -(-m // config.BM) * -(-n // config.BN) * matrices, -(-k // config.BK) or 1
+        (BM, BN, BK), k_tile, blocks, store = self._tile, self._k_tile, self._blocks, self._store
+        tiles, k_tiles = -(-m // BM) * -(-n // BN) * matrices, -(-k // BK) or 1
         work, alone = tiles * k_tiles, k_tile[1]
         busy = work * k_tile[-1] / blocks
-        longest = PIECE + self._store + min(k_tiles * alone, MEET + TRIP - (-work // blocks) * alone)
-        return LAUNCH + max(busy, memory, longest), tiles, k_tiles
+        whole = TILE + store + k_tiles * alone
+        shared = PIECE + store + MEET + TRIP - (-work // blocks) * alone
+        longest = whole if whole < shared else shared
+        most = busy if busy > memory else memory
+        return LAUNCH + (longest if longest > most else most), tiles, k_tiles
 
     def divisions(self, tiles: int, k_tiles: int) -> list[tuple[int, int]]:
         """Return ways to divide a product: blocks, and tiles that one block each computes.

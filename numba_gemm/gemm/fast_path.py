@@ -23,6 +23,7 @@ from ..runtime.bound_product import NoRoomForMaps
 from ..runtime.launch import Launched, bind_product
 from . import heuristics
 from .fp32_auto import Extents, resolved
+from .precision import FP32_AUTO, canonical
 from .request import Request, chosen
 
 __all__ = ["CallCache", "Repeated", "remember", "tag_of", "try_fast"]
@@ -267,13 +268,14 @@ def _of_other_extents(cache: CallCache, key: Any, stride_bytes: int) -> CachedCa
         return None
     stage, precision = tag
     product, gpu = Product(a, b, c), devices.device_properties(device)
-    wanted = heuristics.problem(product, gpu, resolved(precision, Extents(m, n, k), gpu))
+    if (precision := canonical(precision)) == FP32_AUTO:
+        precision = resolved(precision, Extents(m, n, k), gpu)
+    wanted = heuristics.problem(product, gpu, precision)
     launched = bind_product(product, chosen(stage, device, wanted).selected, device)
     if len(launched) > MAX_LAUNCHES or (len(launched) > 1 and any(bound.launches.maps for bound, *_ in launched)):
         return None
-    (low, high), (a_low, a_high), (b_low, b_high) = c.span, a.span, b.span
-    reach = low - a_high, high - a_low, low - b_high, high - b_low
-    call = CachedCall(device, (m, n), tuple(launched), reach, ())
+    high, (a_low, a_high), (b_low, b_high) = c.span[1], a.span, b.span  # C begins with its first element
+    call = CachedCall(device, (m, n), tuple(launched), (-a_high, high - a_low, -b_high, high - b_low), ())
     cache.store(key, call)
     return call
 

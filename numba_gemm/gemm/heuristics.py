@@ -188,26 +188,17 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     stage = only or (TF32_TMA if wanted.tma else tensor_stage(wanted.cc))
     if stage is None:
         return []
-    extents = wanted.m, wanted.n, wanted.k
+    m, n, k, matrices, precision, tma = wanted.m, wanted.n, wanted.k, wanted.matrices, wanted.precision, wanted.tma
+    sm_count, clock_hz, bandwidth = wanted.sm_count, wanted.clock_hz, wanted.memory_bandwidth
     before = 0.0
     if not isinstance(stage, TmaStage):
-        before = tensor_heuristics.decomposition_seconds(
-            wanted.precision, *extents, wanted.matrices, wanted.matrices, wanted.memory_bandwidth
-        )
-    timed = tensor_heuristics.seconds_of(
-        stage,
-        wanted.precision,
-        *extents,
-        wanted.matrices,
-        wanted.sm_count,
-        wanted.tma,
-        wanted.memory_bandwidth,
-    )
-    few_tiles = wanted.m * wanted.n * wanted.matrices <= wanted.sm_count * FEW_TILES_ELEMENTS
-    dividing = only is None and bool(wanted.tma) and wanted.k >= LONG_SUM and few_tiles
+        before = tensor_heuristics.decomposition_seconds(precision, m, n, k, matrices, matrices, bandwidth)
+    dividing = only is None and tma and k >= LONG_SUM and m * n * matrices <= sm_count * FEW_TILES_ELEMENTS
     found = [
-        Choice(stage, config, partition, False, LAUNCH + (before + seconds) * wanted.clock_hz, "", wanted.precision)
-        for seconds, config, partition in (timed if dividing else timed[:most])
+        Choice(stage, config, partition, False, LAUNCH + (before + seconds) * clock_hz, "", precision)
+        for seconds, config, partition in tensor_heuristics.seconds_of(
+            stage, precision, m, n, k, matrices, sm_count, tma, bandwidth, None if dividing else most
+        )
     ]
     if dividing:
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
@@ -240,7 +231,7 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     both_ways = not wanted.epilogue and (min(m, n) <= FEW_COLUMNS or wanted.by_columns)
     found, a_along, b_along = [], wanted.a_along, wanted.b_along
     for i, costs in enumerate(costs_of(stage, wanted.cc, wanted.sm_count, wanted.vectors, in_vectors)):
-        if only is not None or not costs.narrow or costs.suits(m, n, k, a_along):
+        if only is not None or not costs.narrow or (n <= costs.most_columns and costs.suits(m, n, k, a_along)):
             least, tiles, k_tiles = costs.least(m, n, k, matrices, memory)
             found.append((least, 2 * i, costs, False, tiles, k_tiles))
         if both_ways and costs.stage.takes_partition and (only is not None or costs.suits(n, m, k, b_along)):
@@ -307,16 +298,16 @@ def _rounded_up(wanted: Problem) -> Problem:
     """Return a problem of as many tiles, for which the choice is the same: extents are rounded up if they can be."""
     m, n, k, sm_count = wanted.m, wanted.n, wanted.k, wanted.sm_count
     if wanted.precision != IEEE:
-        return wanted._replace(m=ceil_div(m, TENSOR_TILE) * TENSOR_TILE, n=ceil_div(n, TENSOR_TILE) * TENSOR_TILE)
-    if min(m, n) <= FEW_COLUMNS:
+        return Problem(-(-m // TENSOR_TILE) * TENSOR_TILE, -(-n // TENSOR_TILE) * TENSOR_TILE, *wanted[2:])
+    if m <= FEW_COLUMNS or n <= FEW_COLUMNS:
         return wanted
     tile, k_tile = common_divisors(wanted.cc)
-    rows, cols, terms = ceil_div(m, tile) * tile, ceil_div(n, tile) * tile, ceil_div(k, k_tile) * k_tile
+    rows, cols, terms = -(-m // tile) * tile, -(-n // tile) * tile, -(-k // k_tile) * k_tile
     elements = wanted.matrices * (rows * terms + terms * cols + rows * cols)
     multiply_adds = wanted.matrices * m * n * k
     if memory_clocks(elements, wanted.memory_bandwidth, wanted.clock_hz) > multiply_adds / (MOST_LANES * sm_count):
         return wanted  # the bytes may decide
-    return wanted._replace(m=rows, n=cols, k=terms)
+    return Problem(rows, cols, terms, *wanted[3:])
 
 
 @lru_cache(maxsize=4096)

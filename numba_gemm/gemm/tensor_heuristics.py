@@ -15,6 +15,8 @@ from ..kernels.tensor_core import TENSOR_PRECISIONS, TensorPrecision
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage, precision_for
 from ..kernels.tensor_core.tma_stage import TmaStage
 
+FIRST = itemgetter(0)
+
 __all__ = ["SPEEDS", "configs_for", "expected_seconds", "seconds_of", "tile_rates"]
 
 # TFLOP/s of an H200 that has tiles of one size for all its multiprocessors, for precisions with one product of parts,
@@ -98,63 +100,72 @@ def seconds_of(
     sm_count: int,
     tma: str,
     bandwidth: float = 0.0,
+    most: int | None = None,
 ) -> list[tuple[float, Any, Partition | None]]:
-    """Return expected seconds of the multiplication, configuration and partition, the best first.
+    """Return expected seconds of the multiplication, configuration and partition, the best first; the `most` best.
 
     It is assumed that all blocks compute one tile after the other at the same pace. A division of sums among blocks
     counts as better only if it is expected to be faster by `CLEAR_MARGIN`. With the `bandwidth` of device memory in
     byte/s, the seconds include the zeros that are written to fill the tiles of decomposed operands.
     """
     rows, cols = (n, m) if tma == "NN" and isinstance(stage, TmaStage) else (m, n)
-    slot_k, rated = _rated(stage, precision, k < LONG_SUM)
-    flops_by_area = 2.0 * max(k, slot_k) * sm_count
+    own, decomposed, slot_k, rated = _rated(stage, precision, k < LONG_SUM)
+    flops_by_area = 2.0 * (k if k > slot_k else slot_k) * sm_count
     slots = -(-k // slot_k)
-    own = precision_for(precision, k)
-    slower, few_slower = SPEEDS[precision] / SPEEDS[own.name], STEPWISE if own.stepwise else 1.0
     zeros = 0.0  # seconds for each row that is filled up
-    if bandwidth and isinstance(stage, TensorStage):
+    if bandwidth and decomposed:
         zeros = matrices * k * FLOAT32_BYTES * own.parts / own.per_word / (MEMORY_EFFICIENCY * bandwidth)
     whole, divided = [], []
-    for config, BM, BN, rate, few, divisible in rated:
+    for config, BM, BN, area, flops_per_s, slower, few_slower, divisible in rated:
         down, across = -(-rows // BM), -(-cols // BN)
         tiles = matrices * down * across
         rounds, filling = -(-tiles // sm_count), zeros * (down * BM - rows + across * BN - cols)
-        flops = BM * BN * flops_by_area
-        summing = flops / 1e12 * (few_slower / few if rounds == 1 else slower / rate)
-        ranked = filling + rounds * (TILE_END + flops / (rate * 1e12))
+        flops = area * flops_by_area
+        summing = flops / 1e12 * (few_slower if rounds == 1 else slower)
+        ranked = filling + rounds * (TILE_END + flops / flops_per_s)
         whole.append((ranked, filling + rounds * (TILE_END + summing), config, None))
         if divisible and 2 * tiles <= sm_count:
-            most = min(slots, sm_count // tiles)
-            partials, other = 2 * FLOAT32_BYTES * BM * BN * tiles / PARTIALS_RATE, filling + TILE_END + ADDING
-            for shares in (*(count for count in SPLITS if count < most), most):
+            limit = min(slots, sm_count // tiles)
+            partials, other = 2 * FLOAT32_BYTES * area * tiles / PARTIALS_RATE, filling + TILE_END + ADDING
+            for shares in [*[count for count in SPLITS if count < limit], limit]:
                 seconds = other + summing * -(-slots // shares) / slots + partials * shares
                 divided.append((seconds * CLEAR_MARGIN, seconds, config, Partition(down * across * shares, 0)))
     # Whole tiles are ranked by `tile_rates`, and compared with divided ones by their expected times.
-    ranked, expected, *_ = min(whole, key=itemgetter(0))
-    found = [(one * expected / ranked, *rest) for one, *rest in whole] + divided
-    return [(seconds, *rest) for _, seconds, *rest in sorted(found, key=itemgetter(0))]
+    ranked, expected, _, _ = min(whole, key=FIRST)
+    found = [(one * expected / ranked, seconds, config, None) for one, seconds, config, _ in whole] + divided
+    best = [min(found, key=FIRST)] if most == 1 else sorted(found, key=FIRST)[:most]
+    return [one[1:] for one in best]
+
+
+Rated = tuple[Any, int, int, int, float, float, float, bool]  # see `_rated`
 
 
 @lru_cache(maxsize=64)
-def _rated(stage: Stage, precision: str, short: bool) -> tuple[int, list[tuple[Any, int, int, float, float, bool]]]:
-    """Return the least terms that a sum is computed with; and the configurations, with what is known of each.
+def _rated(stage: Stage, precision: str, short: bool) -> tuple[TensorPrecision, bool, int, list[Rated]]:
+    """Return the record of a precision; True if operands are decomposed; least terms that a sum is computed with; and
+    the configurations, with what is known of each.
 
-    These are its extents; throughputs with tiles for all multiprocessors several times over, and with at most one for
-    each; and whether its sums may be divided.
+    These are its extents, and the area of a tile; FLOP/s by which it is ranked; expected seconds per 10^12 FLOP with
+    tiles for all multiprocessors several times over, and with at most one for each; and whether its sums may be
+    divided.
     """
     k = 1 if short else LONG_SUM
+    own = precision_for(precision, k)
+    slower, few_slower = SPEEDS[precision] / SPEEDS[own.name], STEPWISE if own.stepwise else 1.0
     slot_k, rates, few = 1, TMA_RATES, TMA_RATES
+    decomposed = isinstance(stage, TensorStage)
     if isinstance(stage, TensorStage):
-        narrow = precision_for(precision, k)
-        slot_k, rates = narrow.slot_k, tile_rates(narrow)
-        few = few_tiles_rates(narrow) if stage.splits else rates
+        slot_k, rates = own.slot_k, tile_rates(own)
+        few = few_tiles_rates(own) if stage.splits else rates
     slowest, configs = min(rates.values()), configs_for(stage, precision, k)
     found = []
     for config in configs:
         extents = config.BM, config.BN
         rate = rates.get(extents, slowest)
-        found.append((config, *extents, rate, few.get(extents, rate), may_divide(stage, config, k)))
-    return slot_k, found
+        times = slower / rate, few_slower / few.get(extents, rate)
+        area = config.BM * config.BN
+        found.append((config, *extents, area, rate * 1e12, *times, may_divide(stage, config, k)))
+    return own, decomposed, slot_k, found
 
 
 def decomposition_seconds(

@@ -79,8 +79,12 @@ class Layout(NamedTuple):
     @property
     def span(self) -> tuple[int, int]:
         """First byte of any element and the one after the last, relative to element (0, 0); there are elements."""
-        down, across = (self.rows - 1) * self.row_stride, (self.cols - 1) * self.col_stride
-        return min(down, 0) + min(across, 0), max(down, 0) + max(across, 0) + ITEM_BYTES[self.dtype]
+        rows, cols, row_stride, col_stride, _, dtype = self
+        ends = (rows - 1) * row_stride + (cols - 1) * col_stride
+        if row_stride >= 0 <= col_stride:
+            return 0, ends + ITEM_BYTES[dtype]
+        low = min((rows - 1) * row_stride, 0) + min((cols - 1) * col_stride, 0)
+        return low, ends - low + ITEM_BYTES[dtype]
 
     def part(self, first_row: int, first_col: int, rows: int, cols: int) -> tuple[int, Layout]:
         """Return the byte offset and the layout of a submatrix."""

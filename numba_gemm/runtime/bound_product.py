@@ -12,6 +12,8 @@ from .frame import ALWAYS, Frame, FrameLayout
 from .tensor_maps import TensorMaps
 from .workspace import Lease, Workspace, Workspaces, clear, identity, total_bytes
 
+COUNTERS = Moving(Slot.COUNTERS)
+
 
 class NoRoomForMaps(Exception):
     """The device has no place for another tensor map; nothing has been launched."""
@@ -65,8 +67,7 @@ class BoundProduct:
         tensor_maps: TensorMaps,
         workspace: Workspace | None = None,
     ) -> None:
-        needs = launches.scratch_bytes, launches.counters
-        if workspace is not None and not workspace.holds(*needs):
+        if workspace is not None and not workspace.holds(*(needs := (launches.scratch_bytes, launches.counters))):
             raise ValueError(
                 f"workspace holds {workspace.size} bytes and {workspace.counters} counters; expected {needs[0]} and "
                 f"{needs[1]}; pass an array of {total_bytes(*needs)} bytes, or none"
@@ -75,11 +76,11 @@ class BoundProduct:
         self._context, self._handles = context, tuple(handles)
         self.workspaces, self._tensor_maps, self._memory = workspaces, tensor_maps, workspace
         self._layout = FrameLayout(launches.steps)
-        words = self._layout.moving
-        self._operands_alone = len(words) == len(ALWAYS)
-        self._offsets = tuple([word.offset for word in words if word.slot == Slot.SCRATCH])
-        self._counts = Moving(Slot.COUNTERS) in words
-        self._maps: tuple[dict[int, int], ...] = tuple({} for _ in launches.maps)
+        others = self._layout.moving[len(ALWAYS) :]
+        self._operands_alone = not others
+        self._offsets = [offset for slot, offset in others if slot == Slot.SCRATCH]
+        self._counts = COUNTERS in others
+        self._maps: list[dict[int, int]] = [{} for _ in launches.maps]
         self._frames: list[Frame] = []
 
     def enqueue(

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar
 
 from cuda.bindings import driver
@@ -320,20 +320,22 @@ class Device:
             self.check(stage, config, stage.kernel(config, product, precision))
             partition = self.partition(stage, config, product)
         launches = stage.launches(config, product, precision, partition, self.properties.gpu)
-        self.check(stage, config, launches.multiplication.kernel)
         if swapped:
             launches = launches.with_operands_swapped()
-        announce = Device.before_compiling
-        if announce is None:
-            return self.loaded(launches, workspace)
-        whole = product.transposed if swapped else product
-        kernels = [step.kernel for step in launches.steps]
-        return self.loaded(launches, workspace, lambda: announce(self, stage, whole, precision, kernels))
+        kernels, announce = [step.kernel for step in launches.steps], None
+        if self.load.known(kernels) is None:
+            self.check(stage, config, launches.multiplication.kernel)
+            if Device.before_compiling is not None:
+                whole = product.transposed if swapped else product
+                announce = partial(Device.before_compiling, self, stage, whole, precision, kernels)
+        return self.loaded(launches, workspace, announce)
 
     def load_all(
         self, kernels: Sequence[Kernel], before_compiling: Callable[[], object] | None = None
     ) -> list[LoadedKernel]:
         """Return several loaded kernels; those that must be compiled are compiled in parallel."""
+        if (found := self.load.known(kernels)) is not None:
+            return found
         missing = [kernel for kernel in kernels if kernel not in self.load]
         if len(missing) > 1 or (missing and before_compiling is not None):
             # The one that multiplies takes longest. It is the last one, or the last but one if sums are divided.

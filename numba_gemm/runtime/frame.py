@@ -15,7 +15,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from ..kernels.step import Moving, Slot, Step
+from ..kernels.step import MatrixAt, Moving, Slot, Step
 from .driver import failure, pointer_argument, raw
 
 ALWAYS = tuple(Moving(slot) for slot in (Slot.ALPHA, Slot.BETA, Slot.A, Slot.B, Slot.C))
@@ -50,24 +50,34 @@ class FrameLayout:
     __slots__ = ("_configs", "_moved", "_places", "_starts", "_words", "moving", "packing")
 
     def __init__(self, steps: Sequence[Step]) -> None:
+        # Words that do not move are integers, also NumPy's: shapes of arrays may have these.
         words: list[Any] = []
-        self._starts, self._configs = [], b""
+        moved, found, starts, configs = [], [], [], []
         for kernel, grid, block, arguments, overlaps in steps:
             attributes = ATTRIBUTES if overlaps else NO_ATTRIBUTES
-            self._configs += CONFIG.pack(*grid, *block, kernel.dynamic_shared, 0, *attributes)
-            self._starts.append(8 * len(words))
+            configs.append(CONFIG.pack(*grid, *block, kernel.dynamic_shared, 0, *attributes))
+            starts.append(8 * len(words))
             for argument in arguments:
-                words += argument.words
-        # Other words are integers, also NumPy's: shapes of arrays may have these.
-        self._moved = moved = [i for i, kind in enumerate(map(type, words)) if kind is Moving]
-        found = [words[i] for i in moved]
+                if type(argument) is MatrixAt:  # most are; their address alone moves
+                    place, (rows, cols, row_stride, col_stride, _, _) = argument
+                    moved.append(len(words))
+                    found.append(place)
+                    words += (0, rows, cols, row_stride, col_stride)
+                    continue
+                if Moving not in map(type, argument.words):
+                    words += argument.words
+                    continue
+                for word in argument.words:
+                    if type(word) is Moving:
+                        moved.append(len(words))
+                        found.append(word)
+                        word = 0
+                    words.append(word)
+        self._starts, self._configs, self._words, self._moved = starts, b"".join(configs), words, moved
         others = set(found).difference(ALWAYS)
         self.moving: tuple[Any, ...] = ALWAYS + tuple(sorted(others)) if others else ALWAYS
         places = dict(zip(self.moving, range(0, 8 * len(self.moving), 8)))
         self._places = [places[word] for word in found]
-        for i in moved:
-            words[i] = 0
-        self._words = words
         self.packing = _packing(len(places))
 
     def memory(self) -> tuple[Any, list[int], int]:
@@ -84,8 +94,7 @@ class FrameLayout:
         addresses = [*range(start + first, start + tables, 8)]
         for i, place in zip(self._moved, self._places):
             addresses[i] = start + place
-        _integers(2 * count).pack_into(memory, first, *self._words, *addresses)
-        ctypes.memmove(start + end, configs, len(configs))
+        _contents(2 * count, len(configs)).pack_into(memory, first, *self._words, *addresses, configs)
         return memory, [tables + place for place in self._starts], end
 
 
@@ -96,8 +105,9 @@ def _packing(count: int) -> struct.Struct:
 
 
 @cache
-def _integers(count: int) -> struct.Struct:
-    return struct.Struct("=" + "q" * count)
+def _contents(count: int, size: int) -> struct.Struct:
+    """Return the format of `count` integers and `size` bytes."""
+    return struct.Struct(f"={count}q{size}s")
 
 
 OPERANDS = _packing(len(ALWAYS))
@@ -139,7 +149,7 @@ class Frame:
 
     def __init__(self, layout: FrameLayout, handles: Sequence[int], context: int) -> None:
         memory, tables, configs = layout.memory()
-        places = [configs + i * CONFIG.size for i in range(len(tables))]
+        places = range(configs, configs + len(tables) * CONFIG.size, CONFIG.size)
         calls = [
             (byref(memory, place), pointer_argument(handle), byref(memory, table), None)
             for place, handle, table in zip(places, handles, tables, strict=True)
@@ -147,7 +157,6 @@ class Frame:
         launch_kernel, get_current = raw("cuLaunchKernelEx"), raw("cuCtxGetCurrent")
         current = ctypes.c_void_p(None)
         current_at = byref(current)
-        streams_at = [place + STREAM_AT for place in places]
         of_stream = 0
         move_operands = partial(OPERANDS.pack_into, memory, 0)
 
@@ -160,8 +169,8 @@ class Frame:
             nonlocal of_stream
             if stream != of_stream:
                 of_stream = stream
-                for place in streams_at:
-                    STREAM.pack_into(memory, place, stream)
+                for place in places:
+                    STREAM.pack_into(memory, place + STREAM_AT, stream)
             for call in calls:
                 if status := launch_kernel(*call):
                     raise failure("cuLaunchKernelEx", status)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 __all__ = ["OncePerKey"]
@@ -27,6 +27,11 @@ class OncePerKey:
     def __contains__(self, key: Any) -> bool:
         """Return True if the value of a key is known."""
         return key in self._values
+
+    def known(self, keys: Iterable[Any]) -> list[Any] | None:
+        """Return the values of several keys, which are objects that are true; None unless all are known."""
+        values = list(map(self._values.get, keys))
+        return values if all(values) else None
 
     def __call__(self, key: Any) -> Any:
         """Return the value of a key."""

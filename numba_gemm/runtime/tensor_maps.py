@@ -22,6 +22,15 @@ from .driver import call, failure, relaxed_capture
 MAP_BYTES = 128
 PAGE = 512  # maps for which memory is allocated at a time
 MAX_MAPS = 1 << 16  # per device: 8 MiB
+# Of every map: the type of its elements; steps between them; interleaving, permutation, promotion to L2, and fill.
+FORMAT = driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+FORM = (
+    [driver.cuuint32_t(1)] * 3,
+    driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+    driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+    driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+    driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+)
 
 
 class TensorMaps:
@@ -84,8 +93,13 @@ class TensorMaps:
             if self._stream is None:
                 # A stream that no other waits for and that is never captured.
                 self._stream = call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
-            for place, encoded in data:
-                call(driver.cuMemcpyHtoDAsync, place, encoded, len(encoded), self._stream)
+            begin, joined = 0, b""
+            for place, encoded in sorted(data):
+                if joined and place != begin + len(joined):  # maps that are neighbours are copied together
+                    call(driver.cuMemcpyHtoDAsync, begin, joined, len(joined), self._stream)
+                    joined = b""
+                begin, joined = (begin if joined else place), joined + encoded
+            call(driver.cuMemcpyHtoDAsync, begin, joined, len(joined), self._stream)
             call(driver.cuStreamSynchronize, self._stream)
 
 
@@ -99,17 +113,13 @@ def _encode(pointer: int, wanted: MapOf) -> bytes | None:
     layout, (box_rows, box_cols), step = wanted.layout, wanted.box, wanted.step
     row_bytes = _row_bytes(layout)
     status, made = driver.cuTensorMapEncodeTiled(
-        driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
+        FORMAT,
         3,
         pointer,
         [driver.cuuint64_t(extent) for extent in (layout.cols, layout.rows, wanted.matrices if step else 1)],
         [driver.cuuint64_t(stride) for stride in (row_bytes, step or row_bytes)],
         [driver.cuuint32_t(extent) for extent in (box_cols, box_rows, 1)],
-        [driver.cuuint32_t(1)] * 3,
-        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        *FORM,
     )
     if status == driver.CUresult.CUDA_ERROR_INVALID_VALUE:
         return None

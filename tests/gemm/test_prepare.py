@@ -427,7 +427,7 @@ def _product_parts(precision, config, a, b, prepared):
     decomposed(launches._replace(steps=steps), (a, b), [scratch])
     return [
         None if ready else scratch[place.offset // 4 :][: one.rows * one.cols].reshape(one.rows, one.cols)
-        for one, place, ready in zip(made.parts[:2], made.places, prepared)
+        for (place, one), ready in zip(made.arguments[:2], prepared)
     ]
 
 

@@ -641,14 +641,15 @@ def test_a_decomposition_covers_the_product(precision, m, n, k):
     _, config, _ = tensor_heuristics.seconds_of(stage, precision, m, n, k, 1, 132, "")[0]
     tensor_precision = precision_for(precision, k)
     made = decomposition_of(tensor_precision, product, config)
-    a, b = made.parts[:2]
+    places, parts = zip(*made.arguments)
+    a, b = parts[:2]
     assert a.rows == b.rows == tensor_precision.parts * -(-k // tensor_precision.slot_k) + tensor_precision.scaled
     for words, extent, tile in ((a.cols, m, config.BM), (b.cols, n, config.BN)):
         assert words % (ROW_WORDS * tile) == 0
         assert words >= ROW_WORDS * extent > words - ROW_WORDS * tile
-    assert {place.slot for place in made.places} == {Slot.SCRATCH}
-    ends = [at.offset + 4 * part.rows * part.cols for at, part in zip(made.places, made.parts, strict=True)]
-    assert all(end <= at.offset for end, at in zip(ends, made.places[1:], strict=False))
+    assert {place.slot for place in places} == {Slot.SCRATCH}
+    ends = [at.offset + 4 * part.rows * part.cols for at, part in zip(places, parts, strict=True)]
+    assert all(end <= at.offset for end, at in zip(ends, places[1:], strict=False))
     assert ends[-1] <= made.bytes
     launches = stage.launches(config, product, precision, None, GPU)
     assert launches.scratch_bytes == made.bytes
@@ -763,7 +764,8 @@ def test_a_batch_is_launched_in_pieces(launched, monkeypatch):
     each = decomposition_of(precision_for("bf16x6", 12), product, TILES[0])
     assert each.steps[0] > 0
     assert each.steps[1] == 0, "B's parts are there once"
-    assert each.bytes >= 7 * each.steps[0] + 4 * each.parts[1].rows * each.parts[1].cols
+    _, b_parts = each.arguments[1]
+    assert each.bytes >= 7 * each.steps[0] + 4 * b_parts.rows * b_parts.cols
 
     def pieces():
         found = PERSISTENT.pieces(TILES[0], product, "bf16x6", GPU)
@@ -882,7 +884,7 @@ def test_words_of_a_product(monkeypatch, given):
     made = decomposition_of(TENSOR_PRECISIONS["fp16x3"], SCALED, PERSISTENT.configs[0])
     expected = {Moving(Slot.ALPHA): 2.0, Moving(Slot.BETA): 0.5, Moving(Slot.A): 100, Moving(Slot.B): 200}
     expected |= {Moving(Slot.C): 300, Moving(Slot.VECTORS): 400, Moving(Slot.VECTORS + 1): 500}
-    expected |= {place: memory + place.offset for place in made.places}
+    expected |= {place: memory + place.offset for place, _ in made.arguments}
     assert frame.moved == [expected]
     assert frame.launched == [7]
     assert workspaces.leased == workspaces.released == ([] if given else [(7, made.bytes)])

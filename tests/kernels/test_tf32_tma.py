@@ -163,7 +163,7 @@ def test_the_simulator_says_that_it_has_no_matrix_instructions():
 
 def test_more_than_one_part_is_refused():
     with pytest.raises(ValueError, match="one part"):
-        tf32_tma.build(TMA.configs[0], replace(VARIANT, tensor_variant=TensorVariant(TENSOR_PRECISIONS["tf32x3"])))
+        tf32_tma.build(TMA.configs[0], VARIANT._replace(tensor_variant=TensorVariant(TENSOR_PRECISIONS["tf32x3"])))
 
 
 # -------------------------------------------------------------------------------------------- launches, without a GPU

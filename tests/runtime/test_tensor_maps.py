@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import struct
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +28,7 @@ class Driver:
     CUresult = tensor_maps.driver.CUresult
 
     def __init__(self, monkeypatch):
-        self.allocated, self.encoded, self.written = 0, [], {}
+        self.allocated, self.encoded, self.written, self.copies = 0, [], {}, 0
         self.status = self.refusal = self.CUresult.CUDA_SUCCESS
         for name in (
             "cuMemAlloc",
@@ -53,9 +54,11 @@ class Driver:
         return 7
 
     def cuMemcpyHtoDAsync(self, place, data, size, stream):
-        assert (len(data), size, stream) == (128, 128, 7)
-        assert place not in self.written, "none is overwritten"
-        self.written[place] = data
+        assert (len(data), size % 128, stream) == (size, 0, 7)
+        self.copies += 1
+        for begin in range(0, size, 128):
+            assert place + begin not in self.written, "none is overwritten"
+            self.written[place + begin] = data[begin : begin + 128]
 
     def cuStreamSynchronize(self, stream):
         assert stream == 7
@@ -126,6 +129,16 @@ def test_maps_of_both_operands_are_written_together(fake, monkeypatch):
     assert found == [place(maps, *one) for one in both]
     assert (len(set(found)), len(fake.encoded), len(waits)) == (2, 2, 1)
     assert maps.places([both[0], both[0]]) == [found[0]] * 2, "a product of a matrix with itself"
+
+
+def test_maps_that_are_neighbours_are_copied_together(fake):
+    """The first place of a page is handed out before the others."""
+    maps, copies, found = TensorMaps(), [], []
+    for turn in range(3):
+        found += maps.places([(ADDRESS + 256 * turn, wanted()), (ADDRESS + 256 * turn + 64, wanted())])
+        copies.append(fake.copies)
+    assert copies == [2, 3, 4]
+    assert [fake.written[place] for place in found] == [struct.pack("<Q", number) * 16 for number in range(1, 7)]
 
 
 def test_if_one_of_two_maps_is_refused_neither_takes_a_place(fake):

@@ -346,7 +346,7 @@ class LadderStage(Stage):
         assert partition is not None, "a scheduled stage divides its work by a partition"
         made = self.schedule(config, product.m, product.n, product.k, product.batch, partition)
         place: tuple[Word, ...] = AT_SCRATCH if made.workspace_bytes or made.counters else (0, 0)
-        vectors = (Vector(i, *vector) for i, vector in enumerate(product.vectors))
+        vectors = [Vector(i, *vector) for i, vector in enumerate(product.vectors)]
         work = Words((*place, *made.words))
         arguments: tuple[Argument, ...] = (ALPHA, a, b, BETA, c, work, *vectors)
         return Launches((Step(kernel, made.grid, block, arguments),), made.workspace_bytes, made.counters)
@@ -383,8 +383,8 @@ def partition_layout(config: TileConfig, m: int, n: int, k: int, batch: Batch, p
     ValueError
         if there are fewer tiles than `partition` says, or too many k-tiles to divide them.
     """
-    rows, cols, matrices = ceil_div(m, config.BM), ceil_div(n, config.BN), batch.matrices
-    tiles, k_tiles = rows * cols * matrices, max(1, ceil_div(k, config.BK))
+    rows, cols, matrices = -(-m // config.BM), -(-n // config.BN), batch.matrices
+    tiles, k_tiles = rows * cols * matrices, -(-k // config.BK) or 1
     divided = (tiles - partition.whole) * k_tiles
     if not 0 <= partition.whole <= tiles or divided >= MAX_LINE:
         raise ValueError(f"{partition} does not divide {tiles} tiles of {k_tiles} k-tiles")

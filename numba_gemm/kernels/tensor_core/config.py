@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from ...device.units import GROUP_BYTES, REGISTERS, ROW_BYTES, WARP, ceil_div
+from ...device.units import GROUP_BYTES, REGISTERS, ROW_BYTES, WARP
 from ..stage import require
 from .precision import TensorPrecision
 
@@ -194,5 +194,5 @@ class TensorVariant(NamedTuple):
 
 def parts_shape(precision: TensorPrecision, mn: int, k: int, tile: int) -> tuple[int, int]:
     """Return rows, and words per row, of a decomposed (mn, k) operand for block tiles of `tile` rows."""
-    slots = max(1, ceil_div(k, precision.slot_k))
-    return precision.parts * slots + precision.scaled, ROW_WORDS * ceil_div(mn, tile) * tile
+    slots = -(-k // precision.slot_k) or 1
+    return precision.parts * slots + precision.scaled, ROW_WORDS * -(-mn // tile) * tile

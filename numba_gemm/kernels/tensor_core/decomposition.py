@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ...device.units import FLOAT32_BYTES, ceil_div
+from ...device.units import FLOAT32_BYTES
 from ..code import Code
 from ..product import Layout, Product
 from ..stage import Gpu
-from ..step import AT_A, Argument, Kernel, Launches, MatrixAt, Moving, Slot, Step, Words
+from ..step import AT_A, Kernel, Launches, MatrixAt, Moving, Slot, Step, Words
 from .config import DECOMPOSED_ROWS, PREPARED_TILES, ROW_WORDS, SPAN, SPANS, THREADS, TensorConfig, parts_shape
 from .precision import TENSOR_PRECISIONS, TensorPrecision
 
@@ -24,6 +24,7 @@ DECOMPOSE_SIGNATURE, ROW_MAXIMA_SIGNATURE = (
 )
 OVERLAPPING = (9, 0)  # compute capability from which on a kernel can let the next one start before it has ended
 SCRATCH_ALIGNMENT = 256
+BLOCK = (THREADS, 1, 1)
 BLOCK_WORDS = ROW_WORDS * DECOMPOSED_ROWS  # of a row of parts, that a block of the decomposing kernel writes
 
 
@@ -34,10 +35,9 @@ class Decomposition(NamedTuple):
     ----------
     precision : TensorPrecision
         Precision.
-    parts : tuple of Layout
-        Layouts of A's parts and B's, and of the row maxima of both if the precision is scaled.
-    places : tuple of Moving
-        Place of each of them: in the scratch memory or, for parts of a prepared operand, memory of their own.
+    arguments : tuple of MatrixAt
+        Layouts of A's parts and B's, and of the row maxima of both if the precision is scaled; with the place of each:
+        in the scratch memory or, for parts of a prepared operand, memory of their own.
     steps : tuple of int
         Bytes from one matrix of a batch to the next for each of them; 0 for what all matrices share.
     matrices : int
@@ -49,18 +49,12 @@ class Decomposition(NamedTuple):
     """
 
     precision: TensorPrecision
-    parts: tuple[Layout, ...]
-    places: tuple[Moving, ...]
+    arguments: tuple[MatrixAt, ...]
     steps: tuple[int, ...]
     matrices: int
     bytes: int
     decompose_blocks: int
     maxima_blocks: int
-
-    @property
-    def matrix_arguments(self) -> list[MatrixAt]:
-        """Arguments of kernels, in the order of `parts`."""
-        return [MatrixAt(place, layout) for place, layout in zip(self.places, self.parts, strict=True)]
 
 
 def dense_words(rows: int, words: int) -> Layout:
@@ -70,7 +64,7 @@ def dense_words(rows: int, words: int) -> Layout:
 
 def spans_of(k: int) -> int:
     """Return the number of spans of k in which row maxima are found."""
-    return max(1, min(SPANS, ceil_div(k, SPAN)))
+    return min(SPANS, -(-k // SPAN)) or 1
 
 
 def prepared_parts(precision: TensorPrecision, mn: int, k: int) -> Layout:
@@ -87,24 +81,26 @@ def decomposition_of(precision: TensorPrecision, product: Product, config: Tenso
         prepared_parts(precision, mn, k) if ready else dense_words(*parts_shape(precision, mn, k, tile))
         for mn, tile, ready in zip((product.m, product.n), (config.BM, config.BN), prepared)
     ]
-    row_blocks = sum(one.cols // BLOCK_WORDS for one, ready in zip(layouts, prepared) if not ready)
-    blocks, maxima_blocks = layouts[0].rows // precision.parts * row_blocks, 0
+    spans = 0
     if precision.scaled:
         spans = spans_of(k)
         layouts += [dense_words(spans, one.cols // ROW_WORDS) for one in layouts]
-        maxima_blocks = spans * row_blocks
-    places, steps, end, vector = [], [], 0, Slot.VECTORS + len(product.vectors)
+    arguments, steps, end, vector, row_blocks = [], [], 0, Slot.VECTORS + len(product.vectors), 0
     for i, layout in enumerate(layouts):
         if prepared[i & 1]:
-            places.append(Moving(vector if i < 2 else Slot.SCRATCH))
+            arguments.append(MatrixAt(Moving(vector if i < 2 else Slot.SCRATCH), layout))
             steps.append(0)
             vector += i < 2
             continue
-        size, own = ceil_div(layout.rows * layout.row_stride, SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT, varies[i & 1]
-        places.append(Moving(Slot.SCRATCH, end))
-        steps.append(size if own else 0)
-        end += size * matrices if own else size
-    return Decomposition(precision, tuple(layouts), tuple(places), tuple(steps), matrices, end, blocks, maxima_blocks)
+        arguments.append(MatrixAt(Moving(Slot.SCRATCH, end), layout))
+        size = -(-layout.rows * layout.row_stride // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+        step = size if varies[i & 1] else 0
+        steps.append(step)
+        end += step * matrices or size
+        if i < 2:
+            row_blocks += layout.cols // BLOCK_WORDS
+    blocks = layouts[0].rows // precision.parts * row_blocks
+    return Decomposition(precision, tuple(arguments), tuple(steps), matrices, end, blocks, spans * row_blocks)
 
 
 def preparation(precision: TensorPrecision, x: Layout, gpu: Gpu) -> Launches:
@@ -114,8 +110,7 @@ def preparation(precision: TensorPrecision, x: Layout, gpu: Gpu) -> Launches:
     largest = dense_words(maxima, parts.cols // ROW_WORDS)
     made = Decomposition(
         precision,
-        (parts, parts, largest, largest),
-        (Moving(Slot.VECTORS), Moving(Slot.VECTORS), Moving(Slot.SCRATCH), Moving(Slot.SCRATCH)),
+        (MatrixAt(Moving(Slot.VECTORS), parts),) * 2 + (MatrixAt(Moving(Slot.SCRATCH), largest),) * 2,
         (0, 0, 0, 0),
         1,
         largest.rows * largest.row_stride if scaled else 0,
@@ -154,26 +149,23 @@ def decomposing_steps(
     overlaps : bool
         True if the second launch may start before the first has ended.
     """
-    which = [i for i in (0, 1) if wanted[i]]
-    if not which:
+    if not (wanted[0] or wanted[1]):
         return ()
-    places, own = made.matrix_arguments, made.steps
-    decompose, maxima = preparing_kernels(made.precision, gpu.cc >= OVERLAPPING, batched)
-
-    def arguments(*offsets: int) -> tuple[Argument, ...]:
-        # The kernels take two operands. Alone, one takes both places: the grid has no blocks for the second.
-        found: list[Argument] = []
-        words: list[int] = []
-        for i in (which[0], which[-1]):
-            found += [operands[i], *(places[i + j] for j in offsets)]
-            words += [steps[i], *(own[i + j] for j in offsets)]
-        return (*found, Words(tuple(words)))
-
-    block, grid = (THREADS, 1, 1), (made.decompose_blocks, made.matrices, 1)
+    # The kernels take two operands. Alone, one takes both places: the grid has no blocks for the second.
+    i, j = 0 if wanted[0] else 1, 1 if wanted[1] else 0
+    x, y, x_step, y_step = operands[i], operands[j], steps[i], steps[j]
+    places, own, matrices = made.arguments, made.steps, made.matrices
+    decompose, row_maxima = preparing_kernels(made.precision, gpu.cc >= OVERLAPPING, batched)
+    grid = (made.decompose_blocks, matrices, 1)
     if not made.precision.scaled:
-        return (Step(decompose, grid, block, arguments(0)),)
-    first = Step(maxima, (made.maxima_blocks, made.matrices, 1), block, arguments(2))
-    return first, Step(decompose, grid, block, arguments(0, 2), overlaps)
+        words = Words((x_step, own[i], y_step, own[j]))
+        return (Step(decompose, grid, BLOCK, (x, places[i], y, places[j], words)),)
+    p, q = i + 2, j + 2  # row maxima
+    words = Words((x_step, own[p], y_step, own[q]))
+    first = Step(row_maxima, (made.maxima_blocks, matrices, 1), BLOCK, (x, places[p], y, places[q], words))
+    words = Words((x_step, own[i], own[p], y_step, own[j], own[q]))
+    arguments = (x, places[i], places[p], y, places[j], places[q], words)
+    return first, Step(decompose, grid, BLOCK, arguments, overlaps)
 
 
 # ------------------------------------------------------------------------------------------------------------- kernels

@@ -188,40 +188,38 @@ class TensorStage(Stage):
         made = decomposition_of(tensor_precision, product, config)
         x, y, z = MatrixAt(AT_A, product.a), MatrixAt(AT_B, product.b), MatrixAt(AT_C, product.c)
         across = MatrixAt(AT_B, product.b.transposed)
-        batch, own, places = product.batch, made.steps, made.matrix_arguments
+        batch, own, places = product.batch, made.steps, made.arguments
         a_step, b_step, c_step = batch.a[-1], batch.b[-1], batch.c[-1]
         of_a, of_b = product.prepared
         wanted = not of_a, not of_b
-        steps = [*decomposing_steps(made, (x, across), (a_step, b_step), wanted, batched, gpu, self.waits)]
-        overlaps = self.waits and bool(steps)
+        before = decomposing_steps(made, (x, across), (a_step, b_step), wanted, batched, gpu, self.waits)
+        overlaps = self.waits and bool(before)
         arguments: tuple[Any, ...] = (ALPHA, *places[:2], BETA, z)
-        rows, cols = ceil_div(product.m, config.BM), ceil_div(product.n, config.BN)
+        rows, cols = -(-product.m // config.BM), -(-product.n // config.BN)
         block = (config.threads, 1, 1)
         if not self.complete:
-            steps.append(Step(kernel, (cols, rows, 1), block, arguments, overlaps))
-            return Launches(tuple(steps), made.bytes)
-        vectors = tuple(Vector(i, *vector) for i, vector in enumerate(product.vectors))
+            return Launches((*before, Step(kernel, (cols, rows, 1), block, arguments, overlaps)), made.bytes)
+        vectors = tuple([Vector(i, *vector) for i, vector in enumerate(product.vectors)])
         # Blocks of warpgroups fill a multiprocessor and stay; of others there is one per tile.
         most = gpu.sm_count if isinstance(config, WarpgroupConfig) else MAX_GRID_X
         shares = self.shares(config, product, precision, partition)
         grid = (min(shares * rows * cols, most), made.matrices, 1)
         if shares == 1:
             arguments += (x, y, Words((own[0], own[1], c_step, a_step, b_step)), *vectors)
-            steps.append(Step(kernel, grid, block, arguments, overlaps))
-            return Launches(tuple(steps), made.bytes)
+            return Launches((*before, Step(kernel, grid, block, arguments, overlaps)), made.bytes)
         pitch = FLOAT32_BYTES * cols * config.BN
         sums = Layout(shares * rows * config.BM, cols * config.BN, pitch, FLOAT32_BYTES)
         partials, step = MatrixAt(Moving(Slot.SCRATCH, made.bytes), sums), sums.rows * pitch
         kernel = self.kernel_of(config, TensorVariant(tensor_precision, batched=batched))  # without the epilogue
         arguments = (ALPHA_ONE, *places[:2], BETA_ZERO, partials, x, y, Words((own[0], own[1], step, a_step, b_step)))
-        steps.append(Step(kernel, grid, block, arguments, overlaps))
+        multiplies = Step(kernel, grid, block, arguments, overlaps)
         groups, variant = threads_per_sum(shares), AddPartialsVariant(product.epilogue, len(vectors))
         made_of = int(tensor_precision.parts > 1), int(tensor_precision.scaled)
         words = Words((own[0], own[1], c_step, a_step, b_step, step, shares, groups, *made_of))
         arguments = (ALPHA, *places[:2], BETA, z, x, y, partials, words, *vectors)
         grid = (ceil_div(product.m * product.n, THREADS // groups), made.matrices, 1)
-        steps.append(Step(add_partials_kernel(variant), grid, (THREADS, 1, 1), arguments, self.waits))
-        return Launches(tuple(steps), made.bytes + step * made.matrices, behind=1)
+        adds = Step(add_partials_kernel(variant), grid, (THREADS, 1, 1), arguments, self.waits)
+        return Launches((*before, multiplies, adds), made.bytes + step * made.matrices, behind=1)
 
     def pieces(self, config: TensorConfig, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
         """Divide a product into parts that one sequence of launches can compute.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ...device.units import FLOAT32_BYTES, MAX_GRID_Y, ceil_div
+from ...device.units import FLOAT32_BYTES, MAX_GRID_Y
 from ..code import Code
 from ..product import Layout, Product
 from ..stage import Gpu, Partition, Stage
@@ -79,20 +79,22 @@ def tma_operands(product: Product) -> TmaOperands | None:
     a_step, b_step = batch.a[-1], batch.b[-1]
     if product.converted is not product or max(m, n, k) >= EXTENT_END or batch.extents[-1] > MAX_GRID_Y:
         return None
-    a, b, down, across = product.a, product.b, product.a.transposed, product.b.transposed
-    if describable(a, a_step) and describable(b, b_step):
+    a, b = product.a, product.b
+    by_rows = describable(a, a_step)
+    if by_rows and describable(b, b_step):
         return TmaOperands("NN", b, a, Slot.B, Slot.A, n, m, b_step, a_step)
+    across = b.transposed
     if not describable(across, b_step):
         return None
-    if describable(a, a_step):
+    if by_rows:
         return TmaOperands("NT", a, across, Slot.A, Slot.B, m, n, a_step, b_step)
+    down = a.transposed
     if describable(down, a_step):
         return TmaOperands("TT", down, across, Slot.A, Slot.B, m, n, a_step, b_step)
     return None
 
 
-@dataclass(frozen=True)
-class TmaVariant:
+class TmaVariant(NamedTuple):
     """Specialisation of a kernel.
 
     Attributes
@@ -199,8 +201,8 @@ class TmaStage(Stage):
         found, matrices = self._operands(product), product.batch.extents[-1]
         kernel = self._kernel(config, product, found.layout)
         u_box, v_box = self.boxes(config, found.layout)
-        blocks = min(ceil_div(found.rows, config.BM) * ceil_div(found.cols, config.BN), gpu.sm_count)
-        vectors = (Vector(i, *vector) for i, vector in enumerate(product.vectors))
+        blocks = min(-(-found.rows // config.BM) * -(-found.cols // config.BN), gpu.sm_count)
+        vectors = [Vector(i, *vector) for i, vector in enumerate(product.vectors)]
         arguments: tuple[Argument, ...] = (
             ALPHA,
             FIRST_MAP,
