@@ -6,8 +6,10 @@ machine code is the same, which `tests/runtime/test_front_end.py` verifies. Each
 is left out if one of them is missing. Those of passes and of constants apply to functions of this package alone: an
 epilogue, and Numba's own functions, are compiled as ever.
 
-- `BaseFunction.get_call_type` remembers the types of calls of builtin functions with numbers. Numba asks for the same
-  sums and products thousands of times. Rejected templates are described in words only if none applies.
+- `BaseFunction.get_call_type` remembers the types of calls of builtin functions with numbers and arrays. Numba asks for
+  the same sums and elements thousands of times. Rejected templates are described in words only if none applies.
+- `resolve_value_type` remembers the types of functions, and `get_abi_sizeof` the sizes of types, for which LLVM parses
+  a module each.
 - `BaseContext.refresh` looks for new declarations where a registry has grown.
 - `TargetConfig.__eq__` and `__hash__` compare the options that were set, instead of making a dict of all. Options are
   compared at each look-up of a compiled function.
@@ -26,6 +28,8 @@ epilogue, and Numba's own functions, are compiled as ever.
   context managers and array expressions.
 - `_compile_pyfunc_with_fixup` keeps the last kernel's LLVM IR for another compute capability (`kept_library`).
 - The garbage collector is off meanwhile (`collector`).
+
+One module because each change is a few lines, and no other module but `compiler` may use Numba's private names.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +82,30 @@ def _is_own(identity: Any) -> bool:
     return str(identity.func.__module__).startswith(PACKAGE)
 
 
+def _once_per_key(compute: Callable[..., Any], key_of: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose results are remembered by a key of its arguments; None is no key."""
+    known: dict[Any, Any] = {}
+
+    def find(*arguments: Any) -> Any:
+        if (key := key_of(*arguments)) is None:
+            return compute(*arguments)
+        if key not in known:
+            known[key] = compute(*arguments)
+        return known[key]
+
+    return find
+
+
+@cache  # for the next kernel, too; a function for which more is declared is another object
 def _types_of_calls() -> list[Change]:
     from numba.core import errors, types
     from numba.core.target_extension import get_local_target
+    from numba.core.types.containers import UniTuple
     from numba.core.types.functions import BaseFunction
     from numba.core.types.misc import unliteral
     from numba.core.utils import order_by_target_specificity
 
-    resolve, plain = BaseFunction.get_call_type, (types.Number, types.Boolean)
+    resolve, plain = BaseFunction.get_call_type, (types.Number, types.Boolean, types.Array, UniTuple)
     # By function, context and argument types, which are unique objects and kept alive here.
     known: dict[tuple[Any, ...], Any] = {}
 
@@ -104,20 +125,17 @@ def _types_of_calls() -> list[Change]:
     def get_call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
         if kws or not all(isinstance(arg, plain) for arg in args):
             return resolve(self, context, args, kws) if kws else match(self, context, args)
-        key = (self, id(context), args)
+        key = (self, context, args)
         try:
             found = known.get(key)
         except TypeError:  # not hashable
             return resolve(self, context, args, kws)
         if found is None:
             try:
-                found = match(self, context, args)
-            except errors.TypingError as error:
+                found = known[key] = match(self, context, args)
+            except errors.TypingError:
                 self._depth = 0
-                found = error
-            known[key] = found
-        if isinstance(found, Exception):
-            raise found.with_traceback(None)
+                raise
         return found
 
     return [(BaseFunction, "get_call_type", get_call_type)]
@@ -247,16 +265,28 @@ def _contexts() -> list[Change]:
 def _signatures_of_lowering() -> list[Change]:
     from numba.cuda.core import base
 
-    has_loc = base._has_loc  # noqa: SLF001
-    known: dict[Any, bool] = {}
+    def code(function: Any) -> Any:
+        return function if hasattr(function, "__wrapped__") else getattr(function, "__code__", function)
 
-    def has_loc_of_code(function: Any) -> bool:
-        key = function if hasattr(function, "__wrapped__") else getattr(function, "__code__", function)
-        if key not in known:
-            known[key] = has_loc(function)
-        return known[key]
+    return [(base, "_has_loc", _once_per_key(base._has_loc, code))]  # noqa: SLF001
 
-    return [(base, "_has_loc", has_loc_of_code)]
+
+def _types_of_globals() -> list[Change]:
+    from types import BuiltinFunctionType, FunctionType
+
+    from numba.cuda.target import CUDATypingContext
+
+    def key(context: Any, value: Any) -> Any:
+        return (context, value) if isinstance(value, (type, BuiltinFunctionType, FunctionType)) else None
+
+    name = "resolve_value_type"
+    return [(CUDATypingContext, name, _once_per_key(getattr(CUDATypingContext, name), key))]
+
+
+def _sizes_of_types() -> list[Change]:
+    from numba.cuda.core.base import BaseContext
+
+    return [(BaseContext, "get_abi_sizeof", _once_per_key(BaseContext.get_abi_sizeof, lambda _, kind: str(kind)))]
 
 
 def _lists_of_variables() -> list[Change]:
@@ -389,6 +419,8 @@ CHANGES: tuple[Callable[[], list[Change]], ...] = (
     _unneeded_passes,
     _contexts,
     _signatures_of_lowering,
+    _types_of_globals,
+    _sizes_of_types,
     _lists_of_variables,
     _rewrites_of_bytecode,
     _blocks_of_ssa,

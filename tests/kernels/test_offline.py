@@ -147,8 +147,8 @@ def compile_cases(batch: list[Case], compiler: Compiler = offline) -> Iterator[t
 
 def assemble_cases(case: Case, ccs: Iterable[tuple[int, int]]) -> Iterator[tuple[Case, Code]]:
     """Assemble the PTX of a case for other compute capabilities."""
-    batch = [replace(case, cc=cc) for cc in ccs if case.stage.runs_on(cc)]
-    return zip(batch, offline(compile_stages.assembled, case.job, [one.cc for one in batch]))
+    batch = [replace(case, cc=cc, ptx=case.cc) for cc in ccs if case.stage.runs_on(cc)]
+    return zip(batch, offline(compile_stages.assembled, [one.job for one in batch]))
 
 
 def check(compiled: Iterable[tuple[Case, Code]], claims: Claims = CLAIMS) -> None:
@@ -159,7 +159,6 @@ def check(compiled: Iterable[tuple[Case, Code]], claims: Claims = CLAIMS) -> Non
         pytest.fail("\n".join(lines), pytrace=False)
 
 
-# The batches of the tests are disjoint, but for the last one.
 @pytest.mark.parametrize("name", STAGES)
 def test_compiled_stage_is_what_it_claims(name):
     """For 9.0; and for others with the same PTX, whose registers alone are another matter."""
@@ -214,10 +213,8 @@ VECTORS = ("along4", "across4")
 # Compute capabilities for which all variants are assembled, by that of their PTX. Below 9.0, stream_k spills where C is
 # not aligned.
 ASSEMBLED = {
-    ("vectorized", MAIN_CC): (MAIN_CC, *SAME_PTX),
-    ("vectorized", OTHER_PTX[0]): OTHER_PTX,
-    ("stream_k", MAIN_CC): (MAIN_CC,),
-    ("stream_k", OTHER_PTX[0]): OTHER_PTX,
+    "vectorized": {MAIN_CC: (MAIN_CC, *SAME_PTX), OTHER_PTX[0]: OTHER_PTX},
+    "stream_k": {MAIN_CC: (MAIN_CC,), OTHER_PTX[0]: OTHER_PTX},
 }
 
 
@@ -232,22 +229,24 @@ def variants(stage: Stage, config: TileConfig) -> list[int | Variant]:
     return [Variant(*accesses) for accesses in product(a, b, (True, False))]
 
 
+# For one compute capability after the other: Numba types and lowers a variant once.
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("name", "config", "first"),
+    ("name", "config", "variant"),
     [
-        (name, config, first)
-        for name, first in ASSEMBLED
+        (name, config, one)
+        for name in ASSEMBLED
         for config in STAGES[name].configs
-        if variants(STAGES[name], config)  # too narrow a B has none
+        for one in variants(STAGES[name], config)
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_every_variant_stays_in_registers(name, config, first):
+def test_every_variant_stays_in_registers(name, config, variant):
     """With nearly all registers in use, a variant may need more than those that the other tests compile."""
     stage = STAGES[name]
-    cases = [Case(stage, config, first, True, variant=variant) for variant in variants(stage, config)]
-    check(chain.from_iterable(assemble_cases(case, ASSEMBLED[name, first]) for case in cases), RESOURCES)
+    firsts = ASSEMBLED[name].items()
+    cases = ((Case(stage, config, first, True, variant=variant), ccs) for first, ccs in firsts)
+    check(chain.from_iterable(assemble_cases(*case) for case in cases), RESOURCES)
 
 
 @pytest.mark.exhaustive

@@ -15,7 +15,7 @@ from support import compile_stages
 from numba_gemm.runtime import collector
 
 SCRIPT = Path(compile_stages.__file__).with_name("compile_twice.py")
-CALLS = 2_100_000  # of Python functions that a compilation of `thin` may take
+CALLS = 2_000_000  # of Python functions that a compilation of `thin` may take
 
 ERRORS = """
 import contextlib

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
-import functools
 import hashlib
 import itertools
-import json
 import os
+import pickle
 import re
 import subprocess
 import tempfile
@@ -29,66 +27,77 @@ def outcomes(jobs: list[dict[str, Any]]) -> list[Code]:
     """Compile jobs, ``{"stage": ..., "config": ..., "cc": [9, 0], "aligned": true}``, and describe their code.
 
     A job with ``"ptx": [10, 0]`` is assembled from the PTX of that compute capability, and one with ``"variant"`` is of
-    that variant. What was described once in a run
-    of the tests, by any process, is not compiled again.
+    that variant.
 
-    The code that all jobs of a compute capability compile to is read at once: a process of nvdisasm takes 0.2 s before
-    it reads the first instruction.
+    What a process of this run has compiled or read is not compiled or read again. The code that all jobs of a compute
+    capability compile to is read at once: a process of nvdisasm takes 0.2 s before it reads the first instruction.
     """
-    places = [_place(job) for job in jobs]
+    made = [_compiled(job) for job in jobs]
+    places = [_place(hashlib.sha256(repr(one.cubin).encode()).hexdigest()) for one in made]
     missing = [i for i, place in enumerate(places) if not place.exists()]
-    made = {i: _compiled(jobs[i]) for i in missing}
     for cc in dict.fromkeys(made[i].cubin.cc for i in missing):
         chosen = [i for i in missing if made[i].cubin.cc == cc]
-        for i, read in zip(chosen, instructions([made[i].cubin for i in chosen]), strict=True):
-            part = places[i].with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps(_described(made[i].cubin, made[i].shared, read)), encoding="utf-8")
-            part.replace(places[i])
-    return [json.loads(place.read_text(encoding="utf-8")) for place in places]
+        for i, found in zip(chosen, instructions([made[i].cubin for i in chosen]), strict=True):
+            _keep(places[i], _described(made[i].cubin, made[i].shared, found))
+    return [pickle.loads(place.read_bytes()) for place in places]
 
 
-def _place(job: dict[str, Any]) -> Path:
-    """The file that describes a job's code, in the folder of this run of the tests, by Numba's settings."""
-    settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))
-    name = hashlib.sha256(json.dumps([job, settings]).encode()).hexdigest()
+def _place(name: str) -> Path:
+    """Return the file of a name in the folder of this run of the tests."""
     return Path(os.environ["NUMBA_GEMM_CACHE_DIR"], f"{name}.code")
 
 
-def assembled(job: dict[str, Any], ccs: list[list[int]]) -> list[Code]:
-    """Compile a job, unless it was the last one, and assemble its PTX for others; the code is not read."""
-    found = [_assembled(_compiled(job), (major, minor)) for major, minor in ccs]
-    return [_described(one.cubin, one.shared, []) for one in found]
+def _keep(place: Path, value: Any) -> None:
+    """Write a file at once, since several processes may write it."""
+    part = place.with_suffix(f".{os.getpid()}")
+    part.write_bytes(pickle.dumps(value))
+    part.replace(place)
 
 
-def _assembled(made: Any, cc: tuple[int, int]) -> Any:
-    """Return a compiled stage for another compute capability, assembled from its PTX with its limit of registers."""
-    from numba_gemm.runtime.compilation import _built
-    from numba_gemm.runtime.compiler import assemble, register_limit, target
-
-    ptx, count = re.subn(r"(?m)^\.target \w+", f".target {target(cc)}", made.cubin.ptx)
-    assert count == 1
-    return dataclasses.replace(made, cubin=assemble(ptx, cc, made.cubin.name, register_limit(_built(made.kernel), cc)))
+def assembled(jobs: list[dict[str, Any]]) -> list[Code]:
+    """Compile jobs as `outcomes` does; their code is not read."""
+    return [_described(one.cubin, one.shared, []) for one in map(_compiled, jobs)]
 
 
-@functools.lru_cache(maxsize=1)
-def _made(name: str, config_name: str, cc: tuple[int, int], aligned: bool, variant: Any) -> Any:
+def _compiled(job: dict[str, Any]) -> Any:
+    from numba_gemm.gemm.occupancy import usual_kernel
     from numba_gemm.inspect import report
     from numba_gemm.kernels import STAGES
     from numba_gemm.kernels.ladder.stage import Variant
 
-    stage = STAGES[name]
-    config = next(config for config in stage.configs if config.name == config_name)
+    stage, cc, ptx, variant = STAGES[job["stage"]], tuple(job["cc"]), job.get("ptx"), job.get("variant")
+    config = next(config for config in stage.configs if config.name == job["config"])
     if variant is None:
-        return report.compiled(stage, config, cc, aligned)
-    kernel = stage.kernel_of(config, Variant(*variant) if isinstance(variant, tuple) else variant)
-    return report.Compiled(stage, config, aligned, report.compile_kernel(kernel, cc), kernel, stage.precisions[0])
+        kernel = usual_kernel(stage, config, stage.precisions[0], job["aligned"])
+    else:
+        kernel = stage.kernel_of(config, Variant(*variant) if isinstance(variant, list) else variant)
+    cubin = _cubin(kernel, cc, tuple(ptx or cc))
+    return report.Compiled(stage, config, job["aligned"], cubin, kernel, stage.precisions[0])
 
 
-def _compiled(job: dict[str, Any]) -> Any:
-    cc = tuple(job["cc"])
-    variant = tuple(job["variant"]) if isinstance(job["variant"], list) else job["variant"]
-    made = _made(job["stage"], job["config"], tuple(job.get("ptx") or cc), job["aligned"], variant)
-    return _assembled(made, cc) if job.get("ptx") else made
+def _cubin(kernel: Any, cc: tuple[int, int], ptx: tuple[int, int]) -> Any:
+    """Return a kernel assembled for a compute capability from the PTX of one, unless a process of this run has it."""
+    from numba_gemm.runtime.compilation import compile_kernel
+    from numba_gemm.runtime.kernel_key import key
+
+    # All settings, not only those that the package knows to change code.
+    settings = tuple(sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_")))
+    name = key(kernel, cc, (ptx, settings))
+    assert name is not None
+    place = _place(name)
+    if not place.exists():
+        _keep(place, compile_kernel(kernel, cc) if ptx == cc else _assembled(kernel, _cubin(kernel, ptx, ptx), cc))
+    return pickle.loads(place.read_bytes())
+
+
+def _assembled(kernel: Any, cubin: Any, cc: tuple[int, int]) -> Any:
+    """Return a kernel for another compute capability, assembled from its PTX with its limit of registers."""
+    from numba_gemm.runtime.compilation import _built
+    from numba_gemm.runtime.compiler import assemble, register_limit, target
+
+    ptx, count = re.subn(r"(?m)^\.target \w+", f".target {target(cc)}", cubin.ptx)
+    assert count == 1
+    return assemble(ptx, cc, cubin.name, register_limit(_built(kernel), cc))
 
 
 def _hash(text: str) -> str:
