@@ -16,7 +16,7 @@ from support.compile_stages import compiler_environment
 
 from numba_gemm.lab import __main__ as cli
 from numba_gemm.lab.bench.readme import __main__ as readme
-from numba_gemm.lab.harness.experiment import PREDICTED, Unavailable
+from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.registry import MEMORY, load
 
@@ -64,7 +64,7 @@ def test_runs_in_the_simulator_or_says_why_not(name, tmp_path, capsys):
     assert status == 0
     frame = pd.read_csv(tmp_path / f"{name}.csv")
     assert len(frame)
-    assert any(column.startswith(PREDICTED) for column in frame)
+    assert any(column.startswith("predicted") for column in frame)
     assert json.loads((tmp_path / f"{name}.json").read_text())["simulator"] is True
     assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
@@ -77,7 +77,7 @@ def test_runs_on_a_gpu(name):
         frame = experiment.frame(**experiment.small)
     except Unavailable as reason:
         pytest.skip(str(reason))
-    assert any(column.startswith(PREDICTED) for column in frame)
+    assert any(column.startswith("predicted") for column in frame)
 
 
 # Claims that the committed run refutes; docs/memory_lab.md shows them, and says what the rows tell of the cause.

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 Result = pd.DataFrame | Iterator[pd.DataFrame] | Iterator[Row]
-PREDICTED = "predicted"
 COMMON_HELP = {
     "rounds": "Samples of each measurement.",
     "shape": "M, N and K.",
