@@ -319,7 +319,7 @@ def copy_rows(peer, links=450.0, slow=40):
 
 
 def unified_frame(rows):
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=list(unified_addressing.COLUMNS))
 
 
 def test_claims_of_unified_addressing_can_fail():
@@ -336,7 +336,7 @@ def test_claims_of_unified_addressing_can_fail():
 
 def test_one_device_is_drawn_with_the_reason():
     figure = pytest.importorskip("matplotlib.figure").Figure()
-    reason = {"part": unified_addressing.COPIES, "name": "unavailable", "gb_s": math.nan}
+    reason = {"part": unified_addressing.COPIES, "name": "unavailable", "note": "one device"}
     unified_addressing.plot(unified_frame([*pointer_rows(True), reason]), figure)
     assert [text.get_text() for text in figure.axes[1].texts] == ["one device"]
 

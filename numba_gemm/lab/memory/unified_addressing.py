@@ -26,6 +26,10 @@ HOST_MEMORY = ("pageable", "pinned", "mapped", "registered")
 DEVICE_MEMORY = ("device", "managed")
 POINTERS, COPIES = "pointer", "copy"
 TYPES = {1: "host", 2: "device", 3: "array", 4: "unified"}  # CUmemorytype
+COLUMNS = (
+    *("part", "name", "memory_type", "managed", "device", "host_pointer", "device_pointer"),
+    *("equal", "predicted_equal_by_guide", "predicted_equal", "mib", "gb_s", "predicted_gb_s", "note"),
+)
 
 NVLINK_GB_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 25.0, 6: 25.0, 7: 50.0}
 """Bandwidth per link in one direction, by NVML's version number: 1 is NVLink 1.0; 6 is 4.0, that of Hopper."""
@@ -227,21 +231,18 @@ def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rou
     elements: Floats of each queried array, a multiple of 256.
     copy_bytes: Bytes to copy between devices.
     """
+    blank = dict.fromkeys(COLUMNS)
     with machine.in_context():
         if not machine.attribute("UNIFIED_ADDRESSING"):
             raise Unavailable("this device has an address range of its own")
         usable = bool(machine.attribute("CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM"))
         kinds = HOST_MEMORY + DEVICE_MEMORY[: 1 + bool(machine.attribute("MANAGED_MEMORY"))]
-        yield from (described(memory, elements, usable) for memory in kinds)
+        yield from (blank | described(memory, elements, usable) for memory in kinds)
         first = current_device()
         other = next((device for device in range(device_count()) if device != first), None)
-        alone = {
-            "part": COPIES,
-            "name": "unavailable",
-            "gb_s": math.nan,
-            "note": "one device: there is none to copy to",
-        }
-        yield from [alone] if other is None else between_devices(first, other, copy_bytes, rounds)
+        alone = {"part": COPIES, "name": "unavailable", "note": "one device: there is none to copy to"}
+        copies = [alone] if other is None else between_devices(first, other, copy_bytes, rounds)
+        yield from (blank | row for row in copies)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
