@@ -10,6 +10,7 @@ from .parsing import (
     compute_capability,
     one_line,
     positive_seconds,
+    refusing,
 )
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "one_line",
     "output_ended",
     "positive_seconds",
+    "refusing",
 ]

@@ -17,6 +17,7 @@ __all__ = [
     "compute_capability",
     "one_line",
     "positive_seconds",
+    "refusing",
 ]
 
 USAGE = 2  # exit status if a command cannot do what the arguments ask for
@@ -66,7 +67,7 @@ def positive_seconds(text: str) -> float:
     return value
 
 
-def _refusing(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+def refusing(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return a parser as the type of an option, whose errors argparse prints."""
 
     def parsed(text: str) -> Any:
@@ -79,5 +80,5 @@ def _refusing(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 # Types of options, see `models.gpu_names`: "9.0" or "sm_90" becomes (9, 0), and "8.0,9.0" a list.
-compute_capability = _refusing(gpu_names.compute_capability)
-compute_capabilities = _refusing(gpu_names.compute_capabilities)
+compute_capability = refusing(gpu_names.compute_capability)
+compute_capabilities = refusing(gpu_names.compute_capabilities)

@@ -1466,10 +1466,6 @@ class TestReadme:
         assert self.run(folder, text=self.TEXT.format(block, "")) == 1
         assert f"{block}.csv: run numba-gemm lab {block}" in capsys.readouterr().err
 
-    def test_needs_no_numba(self):
-        code = "import sys, numba_gemm.lab.bench.readme.__main__; sys.exit('numba' in sys.modules)"
-        assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
 
 class TestDocstrings:
     """The paragraph `Measured: ` of a stage's docstring."""

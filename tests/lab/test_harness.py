@@ -27,11 +27,9 @@ def measured(sizes: Sequence[int] = (1, 2), share: float = 0.5, cold: bool = Fal
 
     Parameters
     ----------
-    sizes : sequence of int
-        Sizes, as many
+    sizes: Sizes, as many
         as there are.
-    share, cold : float, bool
-        Other parameters.
+    share, cold: Other parameters.
 
     Returns
     -------
@@ -102,7 +100,7 @@ def test_parameters_are_those_of_the_function():
         "sizes": "Sizes, as many as there are.",
         "share": "Other parameters.",
         "cold": "Other parameters.",
-        "seed": "",
+        "seed": "Seed of the operands.",
     }
     assert found["sizes"].parse("3,4") == (3, 4)
     assert found["seed"].parse("5") == 5
@@ -179,8 +177,7 @@ Parameters
 sizes: Sizes, as many
     as there are.
 m, n: Extents.
-share : float
-    Share: a fraction.
+share: Share: a fraction.
 """) == {"sizes": "Sizes, as many as there are.", "m": "Extents.", "n": "Extents.", "share": "Share: a fraction."}
 
 
@@ -229,7 +226,7 @@ def test_out_is_looked_at_before_anything_runs(run, tmp_path, capsys):
         (["barriers", "--steps=5"], "argument --steps: '5' has 1 values; expected 2"),
         (["coalescing", "--rounds=0"], "argument --rounds: 0 is not at least 1"),
         (["async_copies", "--kib=49"], "argument --kib: 49 is not from 0 to 48"),
-        (["accuracy", "--seed=-1"], "'-1' is not from 0 to"),
+        (["accuracy", "--seed=-1"], "-1 is not from 0 to 4294967295"),
         (["strided_copy", "--commit=x"], "'x' is no commit"),
     ],
 )

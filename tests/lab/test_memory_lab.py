@@ -15,7 +15,8 @@ from support import SUPPORT
 from support.compile_stages import compiler_environment
 
 from numba_gemm.lab import __main__ as cli
-from numba_gemm.lab.harness.experiment import PREDICTED, Unavailable
+from numba_gemm.lab.bench.readme import __main__ as readme
+from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.registry import MEMORY, load
 
@@ -63,7 +64,7 @@ def test_runs_in_the_simulator_or_says_why_not(name, tmp_path, capsys):
     assert status == 0
     frame = pd.read_csv(tmp_path / f"{name}.csv")
     assert len(frame)
-    assert any(column.startswith(PREDICTED) for column in frame)
+    assert any(column.startswith("predicted") for column in frame)
     assert json.loads((tmp_path / f"{name}.json").read_text())["simulator"] is True
     assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
@@ -76,7 +77,7 @@ def test_runs_on_a_gpu(name):
         frame = experiment.frame(**experiment.small)
     except Unavailable as reason:
         pytest.skip(str(reason))
-    assert any(column.startswith(PREDICTED) for column in frame)
+    assert any(column.startswith("predicted") for column in frame)
 
 
 # Claims that the committed run refutes; docs/memory_lab.md shows them, and says what the rows tell of the cause.
@@ -124,26 +125,22 @@ def test_asynchronous_copies_have_their_widths(compiled):
     }
 
 
-def test_the_page_is_what_was_recorded(monkeypatch, tmp_path, capsys):
-    from numba_gemm.lab.memory import report
-
-    monkeypatch.chdir(RECORDED.parents[2])
-    assert report.main(["--check"]) == 0, "run python -m numba_gemm.lab.memory.report"
-    text = report.PAGE.read_text(encoding="utf-8")
-    monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
-    report.PAGE.write_text(text.replace("\n- ", "\n- it is said that "), encoding="utf-8")
-    assert report.main(["--check"]) == 1
-    assert report.main([]) == 0
-    assert report.main(["--check"]) == 0
-    assert report.main(["--chek"]) == 2
-    report.PAGE.write_text(text.replace("begin zero_copy", "begin zero_copies"), encoding="utf-8")
-    assert report.main([]) == 2
-    assert "expected ['provenance', 'transfers'," in capsys.readouterr().err
+def test_the_page_is_what_was_recorded(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    text = (RECORDED.parents[2] / "docs" / "memory_lab.md").read_text(encoding="utf-8")
+    assert [match["name"] for match in readme.BLOCK.finditer(text)] == ["memory_lab", *MEMORY]
+    arguments = [f"--pages={page}"]
+    for spoilt in (text.replace("\n- so is ", "\n- it is said that so is "), text.replace("claims hold", "claims held")):
+        page.write_text(spoilt, encoding="utf-8")
+        assert readme.main([*arguments, "--check"]) == 1
+        assert "page.md; run python -m" in capsys.readouterr().err
+        assert readme.main(arguments) == 0
+        assert page.read_text(encoding="utf-8") == text, "run python -m numba_gemm.lab.bench.readme"
 
 
 def test_every_module_is_listed():
     here = Path(machine.__file__).parent
-    others = {"__init__", "drawing", "machine", "movement", "report"}
+    others = {"__init__", "drawing", "machine", "movement"}
     assert {path.stem for path in here.glob("*.py")} - others == set(MEMORY)
 
 

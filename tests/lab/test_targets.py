@@ -333,7 +333,7 @@ class TestCommandLine:
         assert " --only random,seed" in how["command"]
         assert how["clocks"]["throttle_reasons"] is not None
         printed = capsys.readouterr().out
-        assert printed.index("random shapes") > printed.index(f"random {shapes[0]}")
+        assert printed.index("random shapes") > printed.index(f"group random, case {shapes[0]}")
 
     @pytest.mark.parametrize(
         ("arguments", "says"),

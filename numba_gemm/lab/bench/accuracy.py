@@ -92,13 +92,7 @@ def measured(ks: Sequence[int], extent: int, seed: int, precisions: Sequence[Any
 
 
 def accuracy(extent: int = EXTENT, seed: int = 1) -> Iterator[dict[str, Any]]:
-    """Measure the errors of all precisions that the GPU can run: median and maximum over ``|A| @ |B|``.
-
-    Parameters
-    ----------
-    extent: M and N.
-    seed: Seed of the operands.
-    """
+    """Measure the errors of all precisions that the GPU can run: median and maximum over ``|A| @ |B|``."""
     precisions = runnable(device_properties(current_device()).cc)
     if set(precisions) <= {IEEE}:
         raise Unavailable("this needs a GPU of compute capability 9.0")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from numba_gemm.lab.bench.cases import Shape, parse_shape
-from numba_gemm.lab.harness.experiment import Experiment, Unavailable, attrs
+from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 
 if TYPE_CHECKING:
     from numba_gemm.kernels.ladder.stage import LadderStage
@@ -252,24 +252,12 @@ def measured(
 
 
 def counters(shape: Shape = DEFAULT_SHAPE, stages: Sequence[str] = ()) -> pd.DataFrame:
-    """Count what each stage's default configuration does: columns of `METRICS`.
-
-    Parameters
-    ----------
-    shape: M, N and K.
-    stages: Stages to profile; all by default.
-    """
+    """Count what each stage's default configuration does: columns of `METRICS`."""
     return measured(RAW_PAGE, read_counters, shape, stages)
 
 
 def shared_wavefronts(shape: Shape = DEFAULT_SHAPE, stages: Sequence[str] = ()) -> pd.DataFrame:
-    """Count wavefronts of shared memory, one row per stage and kind of access, and one with ``op`` "total".
-
-    Parameters
-    ----------
-    shape: M, N and K.
-    stages: Stages to profile; all by default.
-    """
+    """Count wavefronts of shared memory, one row per stage and kind of access, and one with ``op`` "total"."""
     return measured(SOURCE_PAGE, read_wavefronts, shape, stages)
 
 
@@ -305,7 +293,6 @@ EXPERIMENT = Experiment(
     unavailable="the simulator has no hardware counters: unset NUMBA_ENABLE_CUDASIM, on a GPU",
     parse={"shape": parse_shape},
     summary=lambda frame: frame[list(SHOWN)],
-    facts=attrs,
     seed=SEED,
     cache="cold",
 )

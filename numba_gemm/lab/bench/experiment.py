@@ -18,7 +18,7 @@ from numba_gemm.lab.bench.cases import Shape, check_simulated, chosen_shapes, pa
 from numba_gemm.lab.harness import pictures
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.environment import device_name
-from numba_gemm.lab.harness.experiment import Experiment, attrs
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.terminal import BENCH
 
 if TYPE_CHECKING:
@@ -240,7 +240,6 @@ EXPERIMENT = Experiment(
     allowed={"stages": (*STAGES, *results.NOT_STAGES)},
     progress=progress,
     report=Report(),
-    facts=attrs,
     own_clocks=True,
     table=results.RESULTS,
     record=results.ENVIRONMENT,

@@ -71,7 +71,6 @@ def first_products(
 
     Parameters
     ----------
-    precisions: Precisions of the products.
     ccs: Compute capabilities of the bundle.
     caches: Caches that the processes find: "empty", "filled" by the process before, and "bundle". Without the last one,
         `precompile` and the export of a bundle are left out, too.

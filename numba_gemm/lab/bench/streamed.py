@@ -119,7 +119,6 @@ def streamed(
     Parameters
     ----------
     size: M, N and K.
-    precisions: Precisions.
     operands: Kinds of memory of the operands: page-locked, pageable, memory map.
     limits: Limits of device memory in GB; 0 for none.
     repeats: Samples of each measurement, whose median is taken.

@@ -70,13 +70,7 @@ class PreparedStage:
 
 
 def tensor_ladder(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int = ROUNDS) -> pd.DataFrame:
-    """Time the decomposition, every stage and cuBLAS in alternation; errors are over ``|A| @ |B|``.
-
-    Parameters
-    ----------
-    shape: M, N and K.
-    precision: Precision of the tensor cores.
-    """
+    """Time the decomposition, every stage and cuBLAS in alternation; errors are over ``|A| @ |B|``."""
     with on_device() as (library, stream):
         buffers = DeviceBuffers.random(library, shape, SEED, distribution=POSITIVE)
         reference = Reference(buffers)
@@ -111,11 +105,6 @@ def special_values(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int
     """Time products in which rows of A have a NaN or an infinity; these rows of C are computed again.
 
     It raises RuntimeError if C has other elements that are NaN or infinite.
-
-    Parameters
-    ----------
-    shape: M, N and K.
-    precision: Precision of the tensor cores.
     """
     import torch
 

@@ -22,12 +22,7 @@ MOST_US = 8.0  # that the registered operator may take beyond a direct call
 
 
 def torch_calls(extent: int = 64) -> Iterator[dict[str, Any]]:
-    """Time calls that allocate their result, in turns, without waiting for the GPU; one row per way.
-
-    Parameters
-    ----------
-    extent: Extent of the square matrices.
-    """
+    """Time calls that allocate their result, in turns, without waiting for the GPU; one row per way."""
     torch = torch_or_unavailable()
     from numba_gemm.torch import matmul, override
     from numba_gemm.torch.operators import DEVICE

@@ -17,7 +17,7 @@ import pandas as pd
 from numba_gemm.lab.bench import counters
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.harness.command import UsageError
-from numba_gemm.lab.harness.experiment import Experiment, attrs
+from numba_gemm.lab.harness.experiment import Experiment
 
 SHAPE = Shape(128, 256, 128)
 TOLERANCE = 0.02
@@ -148,7 +148,6 @@ COUNTING = Experiment(
     run=tracer_counted,
     needs=("gpu", "ncu"),
     unavailable=counters.EXPERIMENT.unavailable,
-    facts=attrs,
     seed=counters.SEED,
     cache="cold",
 )

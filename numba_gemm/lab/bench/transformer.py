@@ -117,7 +117,6 @@ def transformer_step(
     ----------
     width: Width of the model; the hidden layer is four times as wide.
     sequence: Tokens of the one sequence.
-    precisions: Precisions of the products that are computed here.
     """
     torch = torch_or_unavailable()
     from numba_gemm.torch.operators import DEVICE
@@ -221,7 +220,6 @@ def training(
     layers: Transformer blocks.
     sequence: Tokens of a sequence.
     batch: Sequences per step.
-    precisions: Precisions of the products that are computed here.
     """
     torch = torch_or_unavailable()
     from numba_gemm.torch.operators import DEVICE

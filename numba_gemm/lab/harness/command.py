@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_OUT = Path("results") / "local"
 SEED_BITS = 32
+MOST_SEED = (1 << SEED_BITS) - 1
 
 
 def commit_hash(text: str) -> str:
@@ -34,14 +35,6 @@ def add_result_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
     )
-
-
-def seed(text: str) -> int:
-    """Parse a seed; the type of an option."""
-    value = int(text) if text.isdecimal() else -1
-    if not 0 <= value < 1 << SEED_BITS:
-        raise ValueError(f"{text!r} is not from 0 to {(1 << SEED_BITS) - 1}")
-    return value
 
 
 def make_folder(path: Path) -> None:

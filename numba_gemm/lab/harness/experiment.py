@@ -18,15 +18,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from numba_gemm.lab.harness.command import UsageError, seed
+from numba_gemm.lab.harness.command import MOST_SEED, UsageError
+from numba_gemm.terminal import refusing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
 Result = pd.DataFrame | Iterator[pd.DataFrame] | Iterator[Row]
-PREDICTED = "predicted"
-COMMON_HELP = {"rounds": "Samples of each measurement."}
+COMMON_HELP = {
+    "rounds": "Samples of each measurement.",
+    "shape": "M, N and K.",
+    "stages": "Stages; all by default.",
+    "precision": "Precision of the tensor cores.",
+    "precisions": "Precisions of the products that are computed here.",
+    "seed": "Seed of the operands.",
+    "extent": "M and N, and K if it is not a parameter.",
+}
 Values = int | Collection[Any] | Callable[[str], Any]
 SEPARATOR = re.compile(r",(?! )")  # a value may contain a comma and a space
 
@@ -74,7 +82,7 @@ class Experiment:
     summary_file: str = ""  # file to which the summary is written as CSV; empty for none
     # Prints a complete result, instead of the table, and returns further files.
     report: Callable[[pd.DataFrame, Mapping[str, Any]], Mapping[str, str | bytes]] | None = None
-    facts: Callable[[pd.DataFrame], Mapping[str, Any]] = lambda frame: {}  # further entries of the JSON file
+    facts: Callable[[pd.DataFrame], Mapping[str, Any]] = lambda frame: {}  # of the JSON file, beside `DataFrame.attrs`
     seed: int = 0  # to record without a parameter of this name; one whose default is None gets a random seed
     cache: str = "as the experiment says"  # state of the caches, to record
     timing: str | None = None  # `environment.GRAPHS` or `LAUNCHES`, to record
@@ -136,21 +144,21 @@ class Experiment:
 
     def _item(self, name: str) -> Callable[[str], Any] | None:
         """Return the function that reads a value of a parameter, or an item of it; None to go by its annotation."""
-        values: Any = self.allowed.get(name, seed if name == "seed" else None)
+        values: Any = self.allowed.get(name, number(int, most=MOST_SEED) if name == "seed" else None)
         if isinstance(values, int):
             return number(int, step=values)
         return values if values is None or callable(values) else one_of(values)
 
 
 def _descriptions(doc: str) -> dict[str, str]:
-    """Read the section Parameters of a docstring, in NumPy's format or with one line ``name: text`` per parameter."""
+    """Read the section Parameters of a docstring, with one line ``name: text`` per parameter."""
     found: dict[str, str] = {}
     names: list[str] = []
     section = re.search(r"^Parameters\n-+\n(.*?)(?:\n\n\w+\n-+\n|\Z)", doc, re.DOTALL | re.MULTILINE)
     for line in section[1].splitlines() if section else ():
         text = line.strip()
         if not line.startswith(" "):
-            named, _, text = line.partition(" : ")[0].partition(": ")
+            named, _, text = line.partition(": ")
             names = named.split(", ")
         found |= {name: f"{found.get(name, '')} {text}".strip() for name in names}
     return found
@@ -213,7 +221,9 @@ def number(
         if step > 1 and (value < step or value % step):
             raise ValueError(f"{text} is no multiple of {step}")
         if not least <= value <= most:
-            raise ValueError(f"{text} is not {f'from {least} to {most:g}' if most < math.inf else f'at least {least}'}")
+            raise ValueError(
+                f"{text} is not {f'from {least} to {most:.10g}' if most < math.inf else f'at least {least}'}"
+            )
         return value
 
     return parsed
@@ -228,11 +238,6 @@ def decided(claims: Callable[[pd.DataFrame], Mapping[str, Any]]) -> Callable[[pd
         return {sentence: bool(np.all(holds)) for sentence, holds in found.items() if np.size(holds)}
 
     return as_bools
-
-
-def attrs(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the attributes of a result, for `Experiment.facts`."""
-    return {str(name): value for name, value in frame.attrs.items()}
 
 
 def last_row(frame: pd.DataFrame) -> str:
@@ -253,23 +258,11 @@ def add_parameters(parser: argparse.ArgumentParser, experiments: Sequence[Experi
         if parameter.parse is bool:
             option["action"] = "store_true"
         else:
-            option |= {"action": "extend" if parameter.many else "store", "type": _type(parameter)}
+            option |= {"action": "extend" if parameter.many else "store", "type": refusing(parameter.parse)}
             option["metavar"] = name.upper()
             if len(taken) == 1 and parameter.default not in (None, (), "") and "Default:" not in parameter.help:
                 option["help"] += f" Default: {spelled(parameter.default)}."
         parser.add_argument(f"--{name.replace('_', '-')}", **option)
-
-
-def _type(parameter: Parameter) -> Callable[[str], Any]:
-    """Return an option's type, whose errors are those of the parameter."""
-
-    def convert(text: str) -> Any:
-        try:
-            return parameter.parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
 
 
 def spelled(value: Any) -> str:

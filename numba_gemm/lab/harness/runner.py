@@ -138,7 +138,7 @@ def _measured(
             elif not SIMULATOR:
                 environment.conclude(described, [clocks.median_mhz], [clocks.throttle])
             described["seconds"] = round(time.perf_counter() - begin, 1)
-            described.update(experiment.facts(frame))
+            described.update({str(name): value for name, value in frame.attrs.items()} | dict(experiment.facts(frame)))
             files = dict(zip(experiment.files, (csv_text(frame), json_text(described))))
             if experiment.summary and experiment.summary_file:
                 files[experiment.summary_file] = csv_text(experiment.summary(frame))

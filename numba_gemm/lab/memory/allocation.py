@@ -172,5 +172,4 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 SMALL = {"sizes": (100, MIB), "busy_us": 200, "rounds": 1}
 SIGNATURES = {"spin": (spin, "int64, uint64[::1]")}
-UNAVAILABLE = "the simulator allocates no device memory"
-EXPERIMENT = machine.experiment(allocation, "9.3", claims, plot, SMALL, SIGNATURES, unavailable=UNAVAILABLE)
+EXPERIMENT = machine.experiment(allocation, "9.3", claims, plot, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)

@@ -22,6 +22,7 @@ from numba_gemm.simulator import scheduler
 from numba_gemm.simulator.switch import SIMULATOR as SIMULATOR
 
 ROUNDS = 15
+NO_DRIVER = "the simulator has neither streams, nor caches, nor memory apart from the host's"
 Extent = int | tuple[int, ...]
 
 

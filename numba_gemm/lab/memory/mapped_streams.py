@@ -133,8 +133,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 SMALL = {"elements": 1 << 16, "turns": (1, 2), "streams": (1, 2), "rounds": 1}
-UNAVAILABLE = "the simulator has no host memory apart from the device's"
 ALLOWED: dict[str, Any] = {"elements": BLOCK}
 EXPERIMENT = machine.experiment(
-    mapped_streams, "9.1.3", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=UNAVAILABLE
+    mapped_streams, "9.1.3", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
 )

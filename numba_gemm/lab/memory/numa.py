@@ -188,5 +188,4 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 SMALL = {"elements": 1 << 20, "rounds": 1}
-UNAVAILABLE = "the simulator has no memory apart from the host's"
-EXPERIMENT = machine.experiment(numa, "9.4", claims, plot, SMALL, {}, unavailable=UNAVAILABLE)
+EXPERIMENT = machine.experiment(numa, "9.4", claims, plot, SMALL, {}, unavailable=machine.NO_DRIVER)

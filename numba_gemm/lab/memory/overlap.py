@@ -385,5 +385,4 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 SMALL: dict[str, Any] = {"elements": 1 << 14, "turns": (3, 8, 21), "streams": (1, 2, 4)}
 SMALL |= {"remainder_streams": (3,), "host_turns": 5, "rounds": 2}
 SIGNATURES = {"work": (work, "float32[::1], float32[::1], int64, float32, float32")}
-UNAVAILABLE = "the simulator has no streams"
-EXPERIMENT = machine.experiment(overlap, "9.1.2", claims, plot, SMALL, SIGNATURES, unavailable=UNAVAILABLE)
+EXPERIMENT = machine.experiment(overlap, "9.1.2", claims, plot, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)

@@ -419,5 +419,4 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 SMALL: dict[str, Any] = {"sizes": (4 << 10, 64 << 10, 1 << 20), "pinning_sizes": (64 << 10, 1 << 20), "pieces": 20}
 SMALL |= {"piece_bytes": (1 << 10, 4 << 10), "steps": (1, 3), "chain_bytes": 1 << 16, "rounds": 2}
 SIGNATURES = {"unpack": (unpack, "uint32[::1], uint32[::1], int64[::1], int64"), "step": (step, "float32[::1]")}
-UNAVAILABLE = "the simulator has no copies between host and device"
-EXPERIMENT = machine.experiment(transfers, "9.1", claims, plot, SMALL, SIGNATURES, unavailable=UNAVAILABLE)
+EXPERIMENT = machine.experiment(transfers, "9.1", claims, plot, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)

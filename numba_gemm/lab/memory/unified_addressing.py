@@ -295,8 +295,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 SMALL = {"elements": 1 << 16, "copy_bytes": MIB, "rounds": 1}
 SIGNATURES = {"double": (double, "float32[::1]")}
-UNAVAILABLE = "the simulator has one memory, and no driver that knows of addresses"
 ALLOWED: dict[str, Any] = {"elements": BLOCK}
 EXPERIMENT = machine.experiment(
-    unified_addressing, "9.1.4", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=UNAVAILABLE
+    unified_addressing, "9.1.4", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
 )

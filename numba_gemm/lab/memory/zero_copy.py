@@ -164,8 +164,7 @@ SIGNATURES = {
     "add_and_keep": (add_and_keep, "float32[::1], float32[::1], float32[::1]"),
     "add_strided": (add_strided, "float32[::1], float32[::1], int64, int64"),
 }
-UNAVAILABLE = "the simulator has no host memory apart from the device's"
 ALLOWED: dict[str, Any] = {"elements": BLOCK}
 EXPERIMENT = machine.experiment(
-    zero_copy, "9.1.3", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=UNAVAILABLE
+    zero_copy, "9.1.3", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
 )

@@ -2,24 +2,29 @@
 
 A block is enclosed by ``<!-- results:begin NAME -->`` and ``<!-- results:end NAME -->``; `GENERATORS` has the names. In
 the docstring of a stage, the paragraph that begins with ``Measured: `` is generated; it precedes ``Limits: ``, which is
-written by hand. Neither numba nor a GPU is needed.
+written by hand. No GPU is needed.
 """
 
 import argparse
+import functools
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from numba_gemm.lab.bench.readme import tables, torch_tables
+from numba_gemm.lab.bench.readme import memory_page, tables, torch_tables
 from numba_gemm.lab.bench.readme.docstrings import generate_docstrings, generate_tensor_docstrings
 from numba_gemm.lab.bench.readme.published import Published, ReadmeError
 from numba_gemm.lab.harness.command import command, write_files
+from numba_gemm.lab.registry import MEMORY
 
 ROOT = Path(__file__).resolve().parents[4]
 PAGES = tuple(
     ROOT / name
-    for name in ("README.md", "docs/benchmarks.md", "docs/benchmarks_precision.md", "docs/how_to/pytorch.md")
+    for name in (
+        *("README.md", "docs/benchmarks.md", "docs/benchmarks_precision.md", "docs/how_to/pytorch.md"),
+        "docs/memory_lab.md",
+    )
 )
 LADDER_FOLDER = ROOT / "numba_gemm" / "kernels" / "ladder"
 TENSOR_FOLDER = ROOT / "numba_gemm" / "kernels" / "tensor_core"
@@ -42,6 +47,8 @@ GENERATORS: dict[str, Callable[[Published], str]] = {
     "torch_step": torch_tables.torch_step,
     "training": torch_tables.training,
     "torch_calls": torch_tables.torch_calls,
+    "memory_lab": memory_page.provenance,
+    **{name: functools.partial(memory_page.section, name) for name in MEMORY},
 }
 
 

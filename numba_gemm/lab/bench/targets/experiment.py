@@ -6,20 +6,18 @@ off. Entries of `numba_gemm.autotune`'s cache are used, as in any call; NUMBA_GE
 """
 
 import contextlib
-import math
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
-from numba_gemm.lab.bench.results import OK
 from numba_gemm.lab.bench.targets.case import Rig, measure
 from numba_gemm.lab.bench.targets.groups import FULL, GROUPS, TINY, cases_of
 from numba_gemm.lab.bench.targets.verdicts import frame_of, summary
 from numba_gemm.lab.harness.command import SEED_BITS
 from numba_gemm.lab.harness.environment import GRAPHS
-from numba_gemm.lab.harness.experiment import Experiment
+from numba_gemm.lab.harness.experiment import Experiment, last_row
 
 
 def targets(
@@ -52,16 +50,6 @@ def targets(
                 yield frame
 
 
-def progress(frame: pd.DataFrame) -> str:
-    """Describe the result of the last case in one line."""
-    last = frame.iloc[-1]
-    rows = frame[(frame["group"] == last["group"]) & (frame["case"] == last["case"])].to_dict("records")
-    said = [f"{row['ratio']:.3f} of {row['baseline']}" for row in rows if not math.isnan(row["ratio"])]
-    notes = dict.fromkeys(f"{row['status']}: {row['note']}" for row in rows if row["status"] != OK)
-    took = f"{last['us']:.5g} us"
-    return f"{last['group']} {last['case']}: {', '.join([took, *said, *notes])}"
-
-
 def judged(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row per target of the complete groups; those of a recorded result all are."""
     groups = frame.attrs.get("groups", tuple(frame["group"].unique()))
@@ -79,7 +67,7 @@ EXPERIMENT = Experiment(
     needs=("gpu", "torch"),
     allowed={"only": GROUPS},
     small={"tiny": True, "shapes": 2},
-    progress=progress,
+    progress=last_row,
     summary=judged,
     summary_file="targets_summary.csv",
     cache="hot, but for the group vector",
