@@ -16,7 +16,7 @@ from ..code import Code
 from ..product import Layout, Product
 from ..stage import Gpu
 from ..step import AT_A, Argument, Kernel, Launches, MatrixAt, Moving, Slot, Step, Words
-from .config import DECOMPOSED_ROWS, PREPARED_TILES, ROW_WORDS, SPAN, SPANS, THREADS, TensorConfig, parts_shape
+from .config import DECOMPOSED_ROWS, PREPARED_TILES, SPAN, SPANS, THREADS, TensorConfig, parts_shape, words_per_row
 from .precision import TENSOR_PRECISIONS, TensorPrecision
 
 DECOMPOSE_SIGNATURE, ROW_MAXIMA_SIGNATURE = (
@@ -24,7 +24,6 @@ DECOMPOSE_SIGNATURE, ROW_MAXIMA_SIGNATURE = (
 )
 OVERLAPPING = (9, 0)  # compute capability from which on a kernel can let the next one start before it has ended
 SCRATCH_ALIGNMENT = 256
-BLOCK_WORDS = ROW_WORDS * DECOMPOSED_ROWS  # of a row of parts, that a block of the decomposing kernel writes
 
 
 class Decomposition(NamedTuple):
@@ -87,11 +86,12 @@ def decomposition_of(precision: TensorPrecision, product: Product, config: Tenso
         prepared_parts(precision, mn, k) if ready else dense_words(*parts_shape(precision, mn, k, tile))
         for mn, tile, ready in zip((product.m, product.n), (config.BM, config.BN), prepared)
     ]
-    row_blocks = sum(one.cols // BLOCK_WORDS for one, ready in zip(layouts, prepared) if not ready)
+    padded = [one.cols // words_per_row(precision) for one in layouts]
+    row_blocks = sum(rows // DECOMPOSED_ROWS for rows, ready in zip(padded, prepared) if not ready)
     blocks, maxima_blocks = layouts[0].rows // precision.parts * row_blocks, 0
     if precision.scaled:
         spans = spans_of(k)
-        layouts += [dense_words(spans, one.cols // ROW_WORDS) for one in layouts]
+        layouts += [dense_words(spans, rows) for rows in padded]
         maxima_blocks = spans * row_blocks
     places, steps, end, vector = [], [], 0, Slot.VECTORS + len(product.vectors)
     for i, layout in enumerate(layouts):
@@ -110,8 +110,8 @@ def decomposition_of(precision: TensorPrecision, product: Product, config: Tenso
 def preparation(precision: TensorPrecision, x: Layout, gpu: Gpu) -> Launches:
     """Return the launches that decompose an operand, (mn, k) at A's place, into parts at the first vector's."""
     parts, maxima, scaled = prepared_parts(precision, *x.words[:2]), spans_of(x.cols), precision.scaled
-    row_blocks = parts.cols // BLOCK_WORDS
-    largest = dense_words(maxima, parts.cols // ROW_WORDS)
+    padded = parts.cols // words_per_row(precision)
+    row_blocks, largest = padded // DECOMPOSED_ROWS, dense_words(maxima, padded)
     made = Decomposition(
         precision,
         (parts, parts, largest, largest),
