@@ -200,8 +200,10 @@ def parts_bytes(precision, size):
     """Bytes of the parts of A and B, whose extents are multiples of the tiles', and of what scales them."""
     bits = {"tf32": 32, "tf32x3": 64, "bf16": 16, "bf16x3": 32, "bf16x6": 48, "bf16x9": 48, "fp16x3": 32}[precision]
     parts = bits // 8 * size * size
-    # For each row of A and column of B: 32 words with its scale, and its largest magnitude in each span of K.
-    scales = 4 * size * (32 + -(-size // SPAN)) if precision == "fp16x3" else 0
+    if precision not in ("tf32", "bf16"):
+        parts += parts // 32  # marks
+    # For each row of A and column of B: 33 words with its scale, and its largest magnitude in each span of K.
+    scales = 4 * size * (33 + -(-size // SPAN)) if precision == "fp16x3" else 0
     return 2 * (parts + scales)
 
 

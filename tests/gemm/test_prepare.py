@@ -13,7 +13,7 @@ from numba_gemm.kernels.product import Batch, Product, dense
 from numba_gemm.kernels.stage import Gpu
 from numba_gemm.kernels.step import MatrixAt, Slot
 from numba_gemm.kernels.tensor_core import SHORT_SUMS, TENSOR_PRECISIONS, TENSOR_STAGES, decomposition
-from numba_gemm.kernels.tensor_core.config import PREPARED_TILES
+from numba_gemm.kernels.tensor_core.config import MARKED_WORDS, PREPARED_TILES, ROW_WORDS
 from numba_gemm.kernels.tensor_core.decomposition import (
     decomposition_of,
     preparation,
@@ -364,7 +364,7 @@ def test_parts_suit_all_tiles():
     )
     for mn in (1, 64, 65, 97, 193, 200, 1000):
         words = prepared_parts(TENSOR_PRECISIONS["bf16x6"], mn, 100).cols
-        assert all(words >= 32 * tile * -(-mn // tile) for tile in PREPARED_TILES)
+        assert all(words >= MARKED_WORDS * tile * -(-mn // tile) for tile in PREPARED_TILES)
 
 
 def test_short_sums_have_the_same_parts():
@@ -395,6 +395,7 @@ def test_prepared_parts_are_those_of_a_product(monkeypatch, precision, turn):
     monkeypatch.setattr(decomposition, "PREPARED_TILES", (64, 96))  # the simulator runs few blocks per second
     narrow, m, n, k = TENSOR_PRECISIONS[precision], 5, 37, 70
     a, b = filled(m, k), filled(n, k, 1)
+    a[3, 5], b[20, 69] = np.inf, np.nan
     if turn:
         a, b = np.asfortranarray(a), np.asfortranarray(b)
     config = PERSISTENT.configs[3]
@@ -404,13 +405,18 @@ def test_prepared_parts_are_those_of_a_product(monkeypatch, precision, turn):
         found = _product_parts(narrow, config, a, b.T, prepared)
         for i, (one, expected) in enumerate(zip(found, usual, strict=True)):
             one = kept if prepared[i] else one
-            rows = one.shape[0] - narrow.scaled
+            rows, extent = one.shape[0] - narrow.scaled, (m, n)[i]
+            padded, usual_padded = (found.shape[1] // MARKED_WORDS for found in (one, expected))
+            words, usual_words = ROW_WORDS * padded, ROW_WORDS * usual_padded
             np.testing.assert_array_equal(
-                one[:rows, : expected.shape[1]].view(np.uint32), expected[:rows].view(np.uint32)
+                one[:rows, :usual_words].view(np.uint32), expected[:rows, :usual_words].view(np.uint32)
             )
-            assert not one[:rows, expected.shape[1] :].any(), "beyond the operand's edges the parts are zero"
+            assert not one[:rows, usual_words:words].any(), "beyond the operand's edges the parts are zero"
+            slots = rows // narrow.parts
+            marks = one[:slots, words:]
+            np.testing.assert_array_equal(marks[:, :extent], expected[:slots, usual_words:][:, :extent])
+            assert (marks.sum(), marks[:, (3, 20)[i]].max()) == (1, 1)
             if narrow.scaled:
-                extent = (m, n)[i]
                 np.testing.assert_array_equal(one[-1, :extent], expected[-1, :extent])
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from support.simulated_parts import float32_sums, marks_of
 from support.tensor_core_cases import passed
 
 import numba_gemm
@@ -33,6 +34,7 @@ PERSISTENT = TENSOR_STAGES["persistent"]
 SMALL = PERSISTENT.configs[3]
 GPU, SHARES = Gpu((9, 0), 132), Partition(4, 0)
 UNIT = 2.0**-24
+SLOT_BITS = 6
 FULL_RANGE = ("tf32x3", "bf16x3", "bf16x6", "bf16x9")
 
 simulated = pytest.mark.skipif(not SIMULATOR, reason="runs on the simulator")
@@ -79,6 +81,14 @@ def test_threads_that_add_an_element(shares, threads):
 # ------------------------------------------------------------------------------------- addition of partial sums
 
 
+def decomposed(x, scales):
+    """Decomposed rows with nothing but their marks and scales."""
+    marks = marks_of(x, SLOT_BITS)
+    last = np.full((1, marks.shape[1]), np.nan, np.float32)
+    last[0, : scales.size] = scales
+    return np.vstack([marks, last])
+
+
 class Added:
     """Partial sums of a batch of (m, n) matrices, padded to whole tiles, and what the kernel makes of them."""
 
@@ -92,14 +102,14 @@ class Added:
         self.x = generator.standard_normal((matrices, m, k)).astype(np.float32)
         self.y = generator.standard_normal((matrices, k, n)).astype(np.float32)
         self.old = generator.standard_normal((matrices, m, n)).astype(np.float32)
-        self.scales = [generator.integers(-40, 40, (matrices, 2, size)).astype(np.float32) for size in (m, n)]
+        self.scales = [generator.integers(-40, 40, (matrices, size)).astype(np.float32) for size in (m, n)]
         self.scaled, self.recomputes = scaled, recomputes
 
     def sums(self, of=np.positive):
         """Sums in float64, (matrices, m, n), of the partial sums or a function of them."""
         exact = of(self.partials[:, :, : self.m, : self.n].astype(np.float64)).sum(axis=1)
         if self.scaled:
-            exact *= 2.0 ** -(self.scales[0][:, -1, :, None] + self.scales[1][:, -1, None, :]).astype(np.float64)
+            exact *= 2.0 ** -(self.scales[0][:, :, None] + self.scales[1][:, None]).astype(np.float64)
         return exact
 
     def run(self, alpha=1.0, beta=0.0, *, by_columns=False, epilogue=None, vectors=(), seed=None):
@@ -113,10 +123,13 @@ class Added:
         if beta:
             inner[...] = self.old
         flat = self.partials.reshape(self.matrices, -1, self.cols)
-        a, b = self.scales
+        a, b = (
+            np.stack([decomposed(*one) for one in zip(*of_all)])
+            for of_all in ((self.x, self.scales[0]), (self.y.swapaxes(1, 2), self.scales[1]))
+        )
         groups = threads_per_sum(self.shares)
         steps = [one.strides[0] for one in (a, b, inner, self.x, self.y, flat)]
-        words = (*steps, self.shares, groups, int(self.recomputes), int(self.scaled))
+        words = (*steps, self.shares, groups, SLOT_BITS * self.recomputes, int(self.scaled))
         operands = (np.float32(alpha), a[0], b[0], np.float32(beta), inner[0], self.x[0], self.y[0], flat[0], words)
         grid = (-(-self.m * self.n // (THREADS // groups)), self.matrices)
         with np.errstate(all="ignore"):
@@ -188,6 +201,25 @@ def test_sums_that_are_not_finite_or_near_it_are_recomputed(value, at):
 
 
 @simulated
+@pytest.mark.parametrize(("by_columns", "matrices"), [(False, 1), (True, 2)])
+def test_special_values_come_out_of_partial_sums_as_in_float32(by_columns, matrices):
+    case = Added(6, 9, 20, k=200, matrices=matrices)
+    for x, y in zip(case.x, case.y):
+        x[0, 3], x[1, 130], x[2, 199], x[3, 64], x[3, 65] = np.nan, np.inf, -np.inf, np.inf, -np.inf
+        y[130, 0], y[199, 1], y[64, 2], y[5, 4], y[198, 4], y[150, 5] = 0, 2.0**-140, -1, np.inf, np.inf, -np.inf
+        x[4, 70], y[70], y[70, 8] = np.finfo(np.float32).max, 0, 4  # overflows in one column
+        x[5] = x[0, ::-1]
+    case.x[-1, 1, 2] = -np.inf
+    expected = np.stack([*map(float32_sums, case.x, case.y)])
+    finite = np.isfinite(expected)
+    case.partials[:, 7, : case.m, : case.n][~finite] = np.nan
+    exact = case.sums()
+    found = case.run(-0.5, by_columns=by_columns)
+    np.testing.assert_array_equal(found[~finite], np.float32(-0.5) * expected[~finite])
+    np.testing.assert_allclose(found[finite], -0.5 * exact[finite], rtol=1e-5)
+
+
+@simulated
 @pytest.mark.parametrize("others", [1.0, 0.0])
 @pytest.mark.parametrize("value", SPECIAL)
 def test_sums_that_are_not_finite_stay_in_precisions_of_one_part(value, others):
@@ -244,7 +276,7 @@ def test_steps_of_a_split_product(precision):
     assert adds.arguments[7] == multiplies.arguments[4]
     assert adds.arguments[4] == whole.steps[-1].arguments[4]
     own = TENSOR_PRECISIONS[precision]
-    assert adds.arguments[8].words[-5:] == (size, 9, 4, own.parts > 1, own.scaled)
+    assert adds.arguments[8].words[-5:] == (size, 9, 4, own.slot_bits * (own.parts > 1), own.scaled)
     assert adds.grid == (math.ceil(100 * 70 / 64), 3, 1)
     assert [step.overlaps for step in made.steps][1:] == [True] * (len(made.steps) - 1)
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.offline import offline
 from support.recorded_launches import record_launches
+from support.simulated_parts import LAYOUTS, Warp, aligned_empty, recomposed, simulated_decomposition
 from support.tensor_core_cases import (
     ALL_PRECISIONS,
     COMPILED,
@@ -47,7 +48,15 @@ from numba_gemm.kernels.tensor_core import (
     decompose,
 )
 from numba_gemm.kernels.tensor_core import stage as tensor_stage
-from numba_gemm.kernels.tensor_core.config import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, parts_shape
+from numba_gemm.kernels.tensor_core.config import (
+    LEFT,
+    REGISTERS,
+    ROW_WORDS,
+    SHARED_BYTES,
+    WARPGROUP,
+    parts_shape,
+    words_per_row,
+)
 from numba_gemm.kernels.tensor_core.decomposition import decomposition_of
 from numba_gemm.kernels.tensor_core.precision import TensorPrecision
 from numba_gemm.kernels.tensor_core.stage import precision_for
@@ -158,63 +167,6 @@ def test_exponents_and_powers():
 # ------------------------------------------------------------------------------------------------- decomposition
 
 
-def recomposed(precision: TensorPrecision, parts: np.ndarray, mn: int, k: int) -> np.ndarray:
-    """The parts as float64, (parts, mn, k), from where `stage` says that they lie."""
-    slots = parts.shape[0] // precision.parts
-    chunks = parts[: precision.parts * slots].view(np.uint32).reshape(precision.parts, slots, -1, 8, 4)
-    rows = np.arange(chunks.shape[2])
-    order = np.arange(8)[None, :] ^ (rows % 8)[:, None]
-    straight = np.take_along_axis(chunks, order[None, None, :, :, None], axis=3).reshape(
-        precision.parts, slots, -1, ROW_WORDS
-    )
-    if precision.kind == "tf32":
-        values = straight.view(np.float32)
-    elif precision.kind == "f16":
-        values = straight.view(np.float16)
-    else:
-        halves = np.stack([straight << 16, straight & np.uint32(0xFFFF0000)], axis=-1)
-        values = np.ascontiguousarray(halves).view(np.float32).reshape(*straight.shape[:3], -1)
-    whole = values.transpose(0, 2, 1, 3).reshape(precision.parts, chunks.shape[2], -1).astype(np.float64)
-    beyond = whole.copy()
-    beyond[:, :mn, :k] = 0
-    assert not beyond.any(), "beyond the operand's edges the parts are zero"
-    if precision.scaled:
-        whole[:, :mn] *= 2.0 ** -parts[-1, :mn].astype(np.float64)[None, :, None]
-    return whole[:, :mn, :k]
-
-
-def aligned_empty(rows: int, cols: int) -> np.ndarray:
-    """NaNs at a multiple of 16 bytes."""
-    flat = np.full(rows * cols + 4, np.nan, np.float32)
-    return flat[-flat.ctypes.data % 16 // 4 :][: rows * cols].reshape(rows, cols)
-
-
-def simulated_decomposition(precision: TensorPrecision, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
-    """Parts of both, as (mn, k), for tiles of 32 rows."""
-    from numba_gemm.simulator import scheduler
-
-    k = x.shape[1]
-    parts = [aligned_empty(*parts_shape(precision, mn, k, 32)) for mn in (x.shape[0], y.shape[0])]
-    blocks = sum(part.shape[0] // precision.parts * (part.shape[1] // (32 * ROW_WORDS)) for part in parts)
-    operands = (x, parts[0], y, parts[1])
-    if precision.scaled:
-        spans = max(1, -(-k // decompose.SPAN))
-        large = [aligned_empty(spans, part.shape[1] // ROW_WORDS) for part in parts]
-        each = sum(one.shape[0] * (one.shape[1] // 32) for one in large)
-        scheduler.run(decompose.build_row_maxima(), (each, 1), decompose.THREADS, (x, large[0], y, large[1], (0,) * 4))
-        operands = (x, parts[0], large[0], y, parts[1], large[1])
-    scheduler.run(decompose.build(precision), (blocks, 1), decompose.THREADS, (*operands, (0,) * len(operands)))
-    return parts
-
-
-LAYOUTS = {
-    "rows": lambda x: x,
-    "columns": np.asfortranarray,
-    "reversed": lambda x: x[::-1, ::-1],
-    "aligned": lambda x: np.ascontiguousarray(np.pad(x, ((0, 0), (0, -x.shape[1] % 4))))[:, : x.shape[1]],
-}
-
-
 @simulated
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", TENSOR_PRECISIONS.values(), ids=lambda precision: precision.name)
@@ -249,14 +201,13 @@ def test_a_batch_is_decomposed_matrix_by_matrix_and_what_it_shares_once(precisio
     generator, precision = np.random.default_rng(3), TENSOR_PRECISIONS[precision]
     # There are three different y, too: if all share the first one's parts, others must not be decomposed into them.
     x, ys = (generator.standard_normal(extents).astype(np.float32) for extents in ((3, 5, 70), (3, 6, 70)))
+    x[1, 1, 4] = np.inf
     y, y_step = ys[0], ys.strides[0]
     expected = [simulated_decomposition(precision, one, y) for one in x]
     (x_rows, x_words), (y_rows, y_words) = (part.shape for part in expected[0])
     x_parts, y_parts = aligned_empty(3 * x_rows, x_words), aligned_empty(y_rows, y_words)
     x_step, own, first = x.strides[0], 4 * x_rows * x_words, (slice(x_rows), slice(None))
-    blocks = (x_rows // precision.parts * (x_words // (32 * ROW_WORDS))) + (
-        y_rows // precision.parts * (y_words // (32 * ROW_WORDS))
-    )
+    blocks = x_rows // precision.parts + y_rows // precision.parts
     operands = [x[0], x_parts[first], y, y_parts, (x_step, own, y_step, 0)]
     if precision.scaled:
         x_large, y_large = aligned_empty(3, 32), aligned_empty(1, 32)
@@ -270,6 +221,8 @@ def test_a_batch_is_decomposed_matrix_by_matrix_and_what_it_shares_once(precisio
         np.testing.assert_array_equal(found[:rows].view(np.uint32), of_x[:rows].view(np.uint32))
         np.testing.assert_array_equal(found[rows:, :5], of_x[rows:, :5])
         np.testing.assert_array_equal(y_parts[:rows].view(np.uint32), of_y[:rows].view(np.uint32))
+    marks = x_parts[::x_rows, 32 * ROW_WORDS :]  # of first slots
+    np.testing.assert_array_equal(marks[:, :5], [[0, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
 
 
 @simulated
@@ -340,62 +293,11 @@ def test_every_tile_has_its_turn(rows, cols):
     assert places == {(row, col) for row in range(rows) for col in range(cols)}
 
 
-class Warp:
-    """A warp's sums of a C of (m, n), 16 * deep rows and 8 * across columns, and what it writes."""
-
-    def __init__(self, precision, m, n, k, *, deep=2, across=4):
-        generator = np.random.default_rng([m, n, k])
-        self.precision, self.m, self.n, self.deep, self.across = TENSOR_PRECISIONS[precision], m, n, deep, across
-        self.x = generator.standard_normal((m, k)).astype(np.float32)
-        self.y = generator.standard_normal((k, n)).astype(np.float32)
-        self.old = generator.standard_normal((m, n)).astype(np.float32)
-        self.sums = generator.standard_normal((16 * deep, 8 * across)).astype(np.float32)
-        self.scales = generator.integers(-40, 40, (2, 64)).astype(np.float32)
-
-    def store(self, layout, alpha, beta, epilogue=None, vectors=(), partial=False):
-        """C after all lanes have stored; it lies among NaNs, which stay."""
-        from numba import cuda, float32, int64
-
-        from numba_gemm.kernels.tensor_core.epilogue import sums_store
-        from numba_gemm.simulator import scheduler
-
-        write = sums_store(TensorVariant(self.precision, epilogue, len(vectors)), self.across, self.deep)
-        across, shape = self.across, (self.deep * self.across, 4)
-
-        @cuda.jit
-        def kernel(alpha, sums, beta, c, a, b, x, y, vectors):
-            lane = cuda.threadIdx.x
-            total = cuda.local.array(shape, float32)
-            for j in range(shape[0]):
-                for q in range(4):
-                    row, col = j // across * 16 + q // 2 * 8 + lane // 4, j % across * 8 + lane % 4 * 2 + q % 2
-                    total[j, q] = sums[row, col]
-            write(c, int64(lane // 4), int64(lane % 4 * 2), alpha, total, beta, a, b, x, y, vectors, partial)
-
-        m, n = self.m, self.n
-        if layout == "turned":
-            around = np.full((n + 2, m + 3), np.nan, np.float32)
-            c = around[1:-1, 1:-2].T
-        else:  # in pairs: an even start, and an even distance of rows
-            around = np.full((m + 2, (n + 5) // 2 * 2), np.nan, np.float32)
-            c = around[1:-1, 2 : n + 2]
-        if beta:
-            c[...] = self.old
-        a, b = (np.vstack([np.zeros((2, 64), np.float32), scales[None]]) for scales in self.scales)
-        operands = (np.float32(alpha), self.sums, np.float32(beta), c, a, b, self.x, self.y, vectors)
-        with np.errstate(all="ignore"):
-            scheduler.run(kernel, (1, 1), 32, operands)
-        found = c.copy()
-        c[...] = np.nan
-        assert np.isnan(around).all(), "nothing beside C is written"
-        return found
-
-
 @simulated
 @pytest.mark.parametrize("k", [0, 1, 15, 16, 17, 40])
 @pytest.mark.parametrize("nan", [None, 0, 15, 39])
 def test_an_element_is_computed_again_term_by_term(k, nan):
-    from numba_gemm.kernels.tensor_core.epilogue import term_by_term
+    from numba_gemm.kernels.tensor_core.special_values import term_by_term
 
     generator = np.random.default_rng(k)
     x, y = (generator.integers(-9, 9, extents).astype(np.float32) for extents in ((3, k), (k, 4)))
@@ -407,7 +309,7 @@ def test_an_element_is_computed_again_term_by_term(k, nan):
 
 @simulated
 def test_what_has_come_to_nan_is_not_computed_on():
-    from numba_gemm.kernels.tensor_core.epilogue import AHEAD, term_by_term
+    from numba_gemm.kernels.tensor_core.special_values import AHEAD, term_by_term
 
     class Read(np.ndarray):
         def __getitem__(self, place):
@@ -620,10 +522,12 @@ def test_tiles_too_wide_for_three_sums_are_refused():
 
 @pytest.mark.parametrize("precision", TENSOR_PRECISIONS.values(), ids=lambda precision: precision.name)
 def test_decomposed_operands_are_padded(precision):
-    assert parts_shape(precision, 1, 0, 64) == (precision.parts + precision.scaled, ROW_WORDS * 64)
+    words = words_per_row(precision)
+    assert words == ROW_WORDS + (precision.parts > 1)
+    assert parts_shape(precision, 1, 0, 64) == (precision.parts + precision.scaled, words * 64)
     assert parts_shape(precision, 97, precision.slot_k + 1, 96) == (
         2 * precision.parts + precision.scaled,
-        2 * ROW_WORDS * 96,
+        2 * words * 96,
     )
 
 
@@ -645,8 +549,9 @@ def test_a_decomposition_covers_the_product(precision, m, n, k):
     a, b = parts[:2]
     assert a.rows == b.rows == tensor_precision.parts * -(-k // tensor_precision.slot_k) + tensor_precision.scaled
     for words, extent, tile in ((a.cols, m, config.BM), (b.cols, n, config.BN)):
-        assert words % (ROW_WORDS * tile) == 0
-        assert words >= ROW_WORDS * extent > words - ROW_WORDS * tile
+        each = words_per_row(tensor_precision)
+        assert words % (each * tile) == 0
+        assert words >= each * extent > words - each * tile
     assert {place.slot for place in places} == {Slot.SCRATCH}
     ends = [at.offset + 4 * part.rows * part.cols for at, part in zip(places, parts, strict=True)]
     assert all(end <= at.offset for end, at in zip(ends, places[1:], strict=False))

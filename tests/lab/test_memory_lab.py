@@ -130,7 +130,11 @@ def test_the_page_is_what_was_recorded(tmp_path, capsys):
     text = (RECORDED.parents[2] / "docs" / "memory_lab.md").read_text(encoding="utf-8")
     assert [match["name"] for match in readme.BLOCK.finditer(text)] == ["memory_lab", *MEMORY]
     arguments = [f"--pages={page}"]
-    for spoilt in (text.replace("\n- so is ", "\n- it is said that so is "), text.replace("claims hold", "claims held")):
+    claim = text.replace("\n- so is ", "\n- it is said that so is ")
+    for spoilt in (claim, text.replace("claims hold", "claims held")):
+        text.replace("\n- so is ", "\n- it is said that so is "),
+        text.replace("claims hold", "claims held"),
+    ):
         page.write_text(spoilt, encoding="utf-8")
         assert readme.main([*arguments, "--check"]) == 1
         assert "page.md; run python -m" in capsys.readouterr().err

@@ -5,6 +5,9 @@ row holds 32 words, 128 bytes, per row of A (or column of B). A slot in shared m
 copy brings any number of rows of a slot. Within 128 bytes the eight 16-byte chunks are permuted by XOR with the row
 modulo eight, as the matrix instruction reads them (the "128-byte swizzle"). In a scaled precision one more row follows:
 the logarithm of the scale of each row of A, or column of B, as floats.
+
+With several parts, each row has one more word per row of A (or column of B), behind all the others. In the rows of
+first parts this is a mark: above 0.0 if an element of the slot may not be ordinary (`special_values`), otherwise 0.0.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from .precision import TensorPrecision
 
 WARPGROUP = 128  # threads
 ROW_WORDS = ROW_BYTES // 4
+MARKED_WORDS = ROW_WORDS + 1  # per row of A, with the mark
+ORDINARY = 2.0**48  # magnitude of elements whose products, up to 2^30 of them, sum up to no infinity
 GROUP_ROWS = 64  # of A, that a warpgroup multiplies at a time
 SHARED_BYTES = 227 << 10  # that a block may have, on 9.0
 SMALLEST_SHARED_BYTES = 99 << 10  # on 8.6, 8.9 and 12.0
@@ -192,7 +197,12 @@ class TensorVariant(NamedTuple):
     batched: bool = False
 
 
+def words_per_row(precision: TensorPrecision) -> int:
+    """Return the words per row of a decomposed operand that belong to one row of A, or column of B."""
+    return MARKED_WORDS if precision.parts > 1 else ROW_WORDS
+
+
 def parts_shape(precision: TensorPrecision, mn: int, k: int, tile: int) -> tuple[int, int]:
     """Return rows, and words per row, of a decomposed (mn, k) operand for block tiles of `tile` rows."""
     slots = -(-k // precision.slot_k) or 1
-    return precision.parts * slots + precision.scaled, ROW_WORDS * -(-mn // tile) * tile
+    return precision.parts * slots + precision.scaled, words_per_row(precision) * -(-mn // tile) * tile

@@ -4,7 +4,8 @@ An operand is treated as (mn, k): A as it is, B transposed. An operand that is n
 the way. Beyond the operand's edges the parts are zero. Each element is read once and each of its parts is written once:
 4 bytes in, 8 out for two parts of TF32, 6 for three of BF16, 4 for two of F16. For a scaled precision, another kernel
 (`build_row_maxima`) first reads all elements to find the largest of each row. Rows are scaled so that this element is
-between 2^14 and 2^15.
+between 2^14 and 2^15. With several parts, each row of a slot gets a mark if an element is not ordinary
+(`special_values`).
 
 An infinity, or an element that rounds to one, has a rest of NaN or infinity. Parts have the exponent range of their
 narrow format, so the last ones lose bits, or vanish, for small elements: below 2^-109 for BF16, or 2^-114 for TF32. For
@@ -22,7 +23,17 @@ from ...device.matrix import shifted
 from ...device.narrow import bf16, exponent, f16, pair, pair_f16, power, short_bf16, tf32
 from ...device.vector import store4
 from ...simulator.switch import device_function, hardware_only
-from .config import CHUNK_BYTES, CHUNKS, DECOMPOSED_ROWS, ROW_BYTES, ROW_WORDS, SPAN, THREADS
+from .config import (
+    CHUNK_BYTES,
+    CHUNKS,
+    DECOMPOSED_ROWS,
+    ORDINARY,
+    ROW_BYTES,
+    ROW_WORDS,
+    SPAN,
+    THREADS,
+    words_per_row,
+)
 from .precision import TensorPrecision
 
 AT_ONCE = 16  # elements that a thread loads at a time
@@ -81,11 +92,17 @@ def build(precision: TensorPrecision, overlapping: bool = True, batched: bool = 
     first = short_bf16 if precision.short else narrow
     join = pair_f16 if precision.kind == "f16" else pair
     EACH = 4 * PER_WORD  # elements per chunk
-    TILE_WORDS = PARTS * PART_WORDS
+    WORDS, MARKED = words_per_row(precision), PARTS > 1
+    MARKS = PARTS * PART_WORDS  # in the shared tile, behind the parts
+    TILE_WORDS = MARKS + (DECOMPOSED_ROWS * CHUNKS if MARKED else 0)
+
+    @device_function
+    def row_blocks_of(parts):
+        return uint32(uint32(parts.shape[1] // DECOMPOSED_ROWS) // uint32(WORDS))
 
     @device_function
     def blocks(parts):
-        return uint32(parts.shape[0] // PARTS * (parts.shape[1] // PART_WORDS))
+        return uint32(uint32(parts.shape[0] // PARTS) * row_blocks_of(parts))
 
     @device_function
     def of_all_chunks(tile, largest, r, chunk):
@@ -100,7 +117,7 @@ def build(precision: TensorPrecision, overlapping: bool = True, batched: bool = 
     @device_function
     def decompose_block(x, parts, large, block, tile):
         tid = uint32(cuda.threadIdx.x)
-        slots, row_blocks = uint32(parts.shape[0] // PARTS), uint32(parts.shape[1] // PART_WORDS)
+        slots, row_blocks = uint32(parts.shape[0] // PARTS), row_blocks_of(parts)
         slot, row, r, chunk = place_in_block(x, block, row_blocks)
         k = int64(slot) * SLOT_K + int64(chunk) * EACH
         inside = row < x.shape[0]
@@ -115,6 +132,11 @@ def build(precision: TensorPrecision, overlapping: bool = True, batched: bool = 
                 values[i] = float32(0)
                 if inside and k + i < x.shape[1]:
                     values[i] = x[row, k + i]
+        if MARKED:
+            size = float32(0)
+            for i in range(EACH):
+                size += abs(values[i])
+            tile[MARKS + chunk * DECOMPOSED_ROWS + r] = float32(0) if size <= float32(ORDINARY) else float32(1)
         if SCALED:
             largest, span = float32(0), int64(chunk)
             while inside and span < large.shape[0]:
@@ -148,6 +170,12 @@ def build(precision: TensorPrecision, overlapping: bool = True, batched: bool = 
         for p in range(PARTS):
             four = shared_load4(tile, uint32(shared_address(tile) + 4 * PART_WORDS * p + CHUNK_BYTES * tid))
             store4(parts, int64(p * slots + slot), col, four)
+        if MARKED and tid < uint32(DECOMPOSED_ROWS):
+            marks = float32(0)
+            for i in range(CHUNKS):
+                marks += tile[MARKS + i * DECOMPOSED_ROWS + tid]
+            line = int64(uint32(block % row_blocks)) * DECOMPOSED_ROWS + int64(tid)
+            parts[int64(slot), int64(row_blocks) * PART_WORDS + line] = marks
 
     @device_function
     def decompose_one(x, parts, large, block, tile, x_step, parts_step, large_step):

@@ -16,7 +16,7 @@ from ..code import Code
 from ..product import Layout, Product
 from ..stage import Gpu
 from ..step import AT_A, Kernel, Launches, MatrixAt, Moving, Slot, Step, Words
-from .config import DECOMPOSED_ROWS, PREPARED_TILES, ROW_WORDS, SPAN, SPANS, THREADS, TensorConfig, parts_shape
+from .config import DECOMPOSED_ROWS, PREPARED_TILES, SPAN, SPANS, THREADS, TensorConfig, parts_shape, words_per_row
 from .precision import TENSOR_PRECISIONS, TensorPrecision
 
 DECOMPOSE_SIGNATURE, ROW_MAXIMA_SIGNATURE = (
@@ -25,7 +25,6 @@ DECOMPOSE_SIGNATURE, ROW_MAXIMA_SIGNATURE = (
 OVERLAPPING = (9, 0)  # compute capability from which on a kernel can let the next one start before it has ended
 SCRATCH_ALIGNMENT = 256
 BLOCK = (THREADS, 1, 1)
-BLOCK_WORDS = ROW_WORDS * DECOMPOSED_ROWS  # of a row of parts, that a block of the decomposing kernel writes
 
 
 class Decomposition(NamedTuple):
@@ -81,10 +80,10 @@ def decomposition_of(precision: TensorPrecision, product: Product, config: Tenso
         prepared_parts(precision, mn, k) if ready else dense_words(*parts_shape(precision, mn, k, tile))
         for mn, tile, ready in zip((product.m, product.n), (config.BM, config.BN), prepared)
     ]
-    spans = 0
+    spans, words = 0, words_per_row(precision)
     if precision.scaled:
         spans = spans_of(k)
-        layouts += [dense_words(spans, one.cols // ROW_WORDS) for one in layouts]
+        layouts += [dense_words(spans, one.cols // words) for one in layouts]
     arguments, steps, end, vector, row_blocks = [], [], 0, Slot.VECTORS + len(product.vectors), 0
     for i, layout in enumerate(layouts):
         if prepared[i & 1]:
@@ -98,7 +97,7 @@ def decomposition_of(precision: TensorPrecision, product: Product, config: Tenso
         steps.append(step)
         end += step * matrices or size
         if i < 2:
-            row_blocks += layout.cols // BLOCK_WORDS
+            row_blocks += layout.cols // words // DECOMPOSED_ROWS
     blocks = layouts[0].rows // precision.parts * row_blocks
     return Decomposition(precision, tuple(arguments), tuple(steps), matrices, end, blocks, spans * row_blocks)
 
@@ -106,8 +105,8 @@ def decomposition_of(precision: TensorPrecision, product: Product, config: Tenso
 def preparation(precision: TensorPrecision, x: Layout, gpu: Gpu) -> Launches:
     """Return the launches that decompose an operand, (mn, k) at A's place, into parts at the first vector's."""
     parts, maxima, scaled = prepared_parts(precision, *x.words[:2]), spans_of(x.cols), precision.scaled
-    row_blocks = parts.cols // BLOCK_WORDS
-    largest = dense_words(maxima, parts.cols // ROW_WORDS)
+    padded = parts.cols // words_per_row(precision)
+    row_blocks, largest = padded // DECOMPOSED_ROWS, dense_words(maxima, padded)
     made = Decomposition(
         precision,
         (MatrixAt(Moving(Slot.VECTORS), parts),) * 2 + (MatrixAt(Moving(Slot.SCRATCH), largest),) * 2,

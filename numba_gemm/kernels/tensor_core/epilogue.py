@@ -1,14 +1,13 @@
 """Epilogue of a tile: remove the scales, recompute what is not finite, and write C.
 
 The parts of finite elements, or their products, may be infinite where float32's own sum would be finite, or an infinity
-of one sign. Results of NaN or infinity are therefore recomputed from the original operands by float32 multiply-adds. So
-are results close to infinity, since truncated sums may fail to reach it.
+of one sign. Results of NaN or infinity are therefore recomputed from the original operands (`special_values`). So are
+results close to infinity, since truncated sums may fail to reach it.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from math import isnan
 
 from numba import cuda, float32, int32, int64, uint32, uint64
 
@@ -18,10 +17,10 @@ from ...device.narrow import power
 from ...device.store import element_store
 from ...simulator.switch import device_function
 from ..ladder.stage import GROUP
+from .special_values import infinite_terms, special_sum
 from .stage import TensorVariant
 
 HUGE = 2.0**126  # four times this is infinite
-AHEAD = 16  # terms of a recomputed sum that are loaded at a time
 
 
 @device_function
@@ -53,20 +52,6 @@ def of_batch(variant: TensorVariant):
         return a, b, c, x, y
 
     return member if variant.batched else alone
-
-
-@device_function
-def term_by_term(x, y, row, col):
-    """Compute an element of ``x @ y`` by float32 multiply-adds; stop early if it becomes NaN."""
-    acc, k = float32(0), int64(0)
-    while k + AHEAD <= x.shape[1] and not isnan(acc):
-        for i in range(AHEAD):
-            acc += x[row, k + i] * y[k + i, col]
-        k += AHEAD
-    while k < x.shape[1] and not isnan(acc):
-        acc += x[row, k] * y[k, col]
-        k += 1
-    return acc
 
 
 def for_each_sum(groups: int, visit):
@@ -122,6 +107,7 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
     """
     PARTS, SCALED, PLAIN = variant.precision.parts, variant.precision.scaled, variant.epilogue is None
     ACROSS, DEEP, GROUPS = across, deep, across * deep
+    COLS, SLOT_BITS = 2 * ACROSS, variant.precision.slot_bits
     store1 = element_store(variant.epilogue)
 
     @device_function
@@ -176,22 +162,26 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
         if PARTS == 1 or abs(value) < float32(HUGE):
             store1(c, down(row, j, q), right(col, j, q), alpha, value, beta, vectors)
         else:
-            again |= uint64(1) << uint64(4 * j + q)
+            again |= uint64(1) << uint64((j // ACROSS * 2 + q // 2) * COLS + j % ACROSS * 2 + q % 2)
         return again
 
     write_all = for_each_sum(GROUPS, write_one)
+    special_terms = infinite_terms(2 * DEEP, COLS) if PARTS > 1 else None
 
     @device_function
-    def write(c, row, col, alpha, total, beta, x, y, vectors):
+    def write(c, row, col, alpha, total, beta, a, b, x, y, vectors):
         again = write_all(c, row, col, alpha, total, beta, vectors)
-        i = uint32(0)
-        while again != uint64(0):
-            if again & uint64(1):
-                c_row, c_col = down(row, int64(i // 4), int64(i % 4)), right(col, int64(i // 4), int64(i % 4))
-                if c_row < c.shape[0] and c_col < c.shape[1]:
-                    store1(c, c_row, c_col, alpha, term_by_term(x, y, c_row, c_col), beta, vectors)
-            again >>= uint64(1)
-            i = uint32(i + 1)
+        if PARTS > 1 and again != uint64(0):
+            found = special_terms(again, a, b, x, y, row, col, int64(SLOT_BITS))
+            i = uint32(0)
+            while i < uint32(2 * DEEP * COLS):  # must stay a loop: it holds the epilogue
+                bit = uint64(1) << uint64(i)
+                if again & bit:
+                    c_row, c_col = row + int64(i // COLS * 8), col + int64(i % COLS // 2 * 8 + i % 2)
+                    if c_row < c.shape[0] and c_col < c.shape[1]:
+                        value = special_sum(bit, found, x, y, c_row, c_col)
+                        store1(c, c_row, c_col, alpha, value, beta, vectors)
+                i = uint32(i + 1)
 
     @device_function
     def finish(c, row, col, alpha, total, beta, a, b, x, y, vectors, partial):
@@ -200,7 +190,7 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
         if in_pairs(c, row, col, beta) and (PARTS == 1 or partial or none_huge(total)):
             store_pairs(c, row, col, alpha, total)
         else:
-            write(c, row, col, alpha, total, beta, x, y, vectors)
+            write(c, row, col, alpha, total, beta, a, b, x, y, vectors)
 
     @device_function
     def finish_apart(c, row, col, alpha, total, beta, a, b, x, y, vectors, partial):

@@ -85,6 +85,11 @@ class TensorPrecision:
         """Terms of a sum per slot: as many as 128 bytes of a row hold."""
         return 32 * self.per_word
 
+    @cached_property
+    def slot_bits(self) -> int:
+        """Binary logarithm of `slot_k`."""
+        return self.slot_k.bit_length() - 1
+
 
 def _smallest_first(parts: int, most: int) -> tuple[tuple[int, int], ...]:
     """All pairs of parts whose indices sum to at most `most`, the largest sums first."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from math import isnan
 
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32, uint64
 
 from ...device.grid_order import wait_for_last
 from ...device.matrix import shifted
@@ -23,7 +23,8 @@ from ...device.narrow import power
 from ...device.store import element_store
 from ...simulator.switch import device_function, hardware_only
 from .config import THREADS
-from .epilogue import HUGE, term_by_term
+from .epilogue import HUGE
+from .special_values import infinite_terms, special_sum
 
 AT_ONCE = 4  # partial sums that a thread loads at a time
 
@@ -58,13 +59,13 @@ def add_exactly(total, rest, value):
 def build(config, variant):
     """Make the kernel ``(alpha, a, b, beta, c, x, y, partials, words, vectors)``.
 
-    `a` and `b` are the decomposed operands, for their scales, and `x` and `y` the original ones. `words` are the bytes
-    from one matrix of a batch to the next of a, b, c, x, y and the partial sums; the number of shares; that of threads
-    per element, a power of two; 1 if sums that are not finite are recomputed, else 0; and 1 if rows and columns have
-    scales. Along x, the grid has one block per ``THREADS // groups`` elements of C, in row-major order; along y, the
-    matrices of a batch.
+    `a` and `b` are the decomposed operands, for their scales and marks, and `x` and `y` the original ones. `words` are
+    the bytes from one matrix of a batch to the next of a, b, c, x, y and the partial sums; the number of shares; that
+    of threads per element, a power of two; the binary logarithm of the terms per slot if sums that are not finite are
+    recomputed, else 0; and 1 if rows and columns have scales. Along x, the grid has one block per ``THREADS // groups``
+    elements of C, in row-major order; along y, the matrices of a batch.
     """
-    store1 = element_store(variant.epilogue)
+    store1, special_terms = element_store(variant.epilogue), infinite_terms(1, 1, ahead=8)
 
     @device_function
     def run(alpha, a, b, beta, c, x, y, partials, words, vectors):
@@ -75,7 +76,7 @@ def build(config, variant):
         totals = cuda.shared.array(THREADS, float32)
         rests = cuda.shared.array(THREADS, float32)
         tid, shares, groups = uint32(cuda.threadIdx.x), uint32(words[6]), uint32(words[7])
-        recomputes, scaled = words[8] != 0, words[9] != 0
+        slot_bits, scaled = words[8], words[9] != 0
         width = uint32(THREADS // groups)  # elements per block
         group, rows = uint32(tid // width), int64(uint32(uint32(partials.shape[0]) // shares))
         element = uint32(uint32(uint32(cuda.blockIdx.x) * width) + uint32(tid % width))
@@ -111,11 +112,12 @@ def build(config, variant):
                 scale = int32(a[a.shape[0] - 1, row] + b[b.shape[0] - 1, col])
                 half = int32(scale // 2)
                 total = total * power(int32(-half)) * power(int32(half - scale))
-            if recomputes and not abs(total) < float32(HUGE):
-                total = term_by_term(x, y, row, col)
+            if slot_bits > 0 and not abs(total) < float32(HUGE):
+                found = special_terms(uint64(1), a, b, x, y, row, col, slot_bits)
+                total = special_sum(uint64(1), found, x, y, row, col)
             store1(c, row, col, alpha, total, beta, vectors)
 
-    bounds = hardware_only(launch_bounds=THREADS)
+    bounds = hardware_only(launch_bounds=(THREADS, 4))  # few registers: threads wait for memory
 
     @cuda.jit(**bounds)
     def add_partials(alpha, a, b, beta, c, x, y, partials, words):

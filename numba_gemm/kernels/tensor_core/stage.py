@@ -214,8 +214,9 @@ class TensorStage(Stage):
         arguments = (ALPHA_ONE, *places[:2], BETA_ZERO, partials, x, y, Words((own[0], own[1], step, a_step, b_step)))
         multiplies = Step(kernel, grid, block, arguments, overlaps)
         groups, variant = threads_per_sum(shares), AddPartialsVariant(product.epilogue, len(vectors))
-        made_of = int(tensor_precision.parts > 1), int(tensor_precision.scaled)
-        words = Words((own[0], own[1], c_step, a_step, b_step, step, shares, groups, *made_of))
+        slot_bits = tensor_precision.slot_bits if tensor_precision.parts > 1 else 0
+        counts = shares, groups, slot_bits, int(tensor_precision.scaled)
+        words = Words((own[0], own[1], c_step, a_step, b_step, step, *counts))
         arguments = (ALPHA, *places[:2], BETA, z, x, y, partials, words, *vectors)
         grid = (ceil_div(product.m * product.n, THREADS // groups), made.matrices, 1)
         adds = Step(add_partials_kernel(variant), grid, (THREADS, 1, 1), arguments, self.waits)

@@ -102,7 +102,7 @@ def tensor_ladder(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int 
 
 
 def special_values(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int = ROUNDS) -> pd.DataFrame:
-    """Time products in which rows of A have a NaN or an infinity; these rows of C are computed again.
+    """Time products in which rows of A have a NaN or an infinity; these rows of C take a way of their own.
 
     It raises RuntimeError if C has other elements that are NaN or infinite.
     """

@@ -1,0 +1,166 @@
+"""Sums with NaN or infinities among their operands, from the original elements.
+
+The parts of a special element, NaN or an infinity, or of one that rounds to infinity, spoil all sums that it is part
+of: an infinity has a rest of NaN. What such a sum is in float32 depends on few of its terms, however. Elements of at
+most `ORDINARY` have products, and sums of products, far below infinity. So if all other elements of a row and a column
+are that small, the result follows from the infinite terms: NaN if one is NaN or two have opposite signs, otherwise
+their infinity. It is NaN in these cases even if other elements are larger.
+
+The decomposition marks the slots of each row of A, and column of B, in which an element is not ordinary. A thread
+searches the marked slots of its rows and columns for these elements, once for all of its sums. Sums that do not follow
+from infinite terms are recomputed term by term: those that overflow, and infinite ones that have a finite element above
+`ORDINARY` among their operands.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import inf, isnan, nan
+
+from numba import float32, int64, uint64
+
+from ...device.address import transposed
+from ...simulator.switch import device_function
+from .config import MARKED_WORDS, ORDINARY, ROW_WORDS
+
+AHEAD = 16  # terms of a recomputed sum, or marks, that are loaded at a time
+
+
+@device_function
+def term_by_term(x, y, row, col):
+    """Compute an element of ``x @ y`` by float32 multiply-adds; stop early if it becomes NaN."""
+    acc, k = float32(0), int64(0)
+    while k + AHEAD <= x.shape[1] and not isnan(acc):
+        for i in range(AHEAD):
+            acc += x[row, k + i] * y[k + i, col]
+        k += AHEAD
+    while k < x.shape[1] and not isnan(acc):
+        acc += x[row, k] * y[k, col]
+        k += 1
+    return acc
+
+
+@lru_cache(maxsize=4)
+def search(ahead: int):
+    """Make a device function ``(parts, own, line, k, slot_bits)`` that finds elements ``own[line, k]`` by their marks.
+
+    It returns the first k, from this one on, of an element that is not ordinary, or the end of k. `ahead` is the number
+    of marks, or elements, that it loads at a time.
+    """
+
+    @device_function
+    def next_marked(parts, line, slot, slots):
+        col = parts.shape[1] // MARKED_WORDS * ROW_WORDS + line
+        found = slots
+        while slot < slots and found == slots:
+            for i in range(ahead):
+                at = min(slot + (ahead - 1 - i), slots - 1)
+                if parts[at, col] != float32(0):
+                    found = at
+            slot += ahead
+        return found
+
+    @device_function
+    def next_special(parts, own, line, k, slot_bits):
+        end = own.shape[1]
+        found = end
+        while k < end and found == end:
+            slot = k >> slot_bits
+            if k == slot << slot_bits:
+                k = next_marked(parts, line, slot, ((end - 1) >> slot_bits) + 1) << slot_bits
+            start = k & -ahead
+            for i in range(ahead):
+                at = min(start + (ahead - 1 - i), end - 1)
+                if at >= k and not abs(own[line, at]) <= float32(ORDINARY):
+                    found = at
+            k = start + ahead
+        return found
+
+    return next_special
+
+
+@device_function
+def place_of(first, i, paired, extent):
+    """Return the i-th row or column of a thread's sums; columns come in pairs. Beyond the edge it is the last one."""
+    return min(first + (i >> paired) * 8 + (i & paired), extent - 1)
+
+
+@lru_cache(maxsize=64)
+def infinite_terms(rows: int, cols: int, ahead: int = AHEAD):
+    """Make a device function ``(sums, a, b, x, y, row, col, slot_bits)``: the infinite terms of a thread's sums.
+
+    The sums are those of `rows` rows, eight apart from `row` on, and of `cols` columns: `col` and the next, and so on
+    every eight columns. `sums` has bit ``i * cols + j`` for the sum of the i-th row and j-th column, if it is wanted.
+    `a` and `b` are the decomposed operands, `x` and `y` the original ones; a slot has ``2**slot_bits`` terms. The
+    function returns three masks: of sums with a term of plus infinity, of sums with one of minus infinity, and of sums
+    with an element that is finite and not ordinary. A term that is NaN counts as both infinities. A search ends when
+    all sums of its row or column are NaN.
+    """
+    ONE_ROW, ONE_COL, TOGETHER = (1 << cols) - 1, sum(1 << i * cols for i in range(rows)), min(8, max(rows, cols))
+    next_special = search(ahead)
+
+    @device_function
+    def add_terms(positive, negative, value, other, k, first, paired, count, bit, step):
+        """Take in the terms of an infinity, or NaN, with the elements of the other operand that it is multiplied by."""
+        j = int64(0)
+        while j < count:
+            for i in range(TOGETHER):
+                at = min(j + i, count - 1)
+                term = value * other[place_of(first, at, paired, other.shape[0]), k]
+                own = uint64(1) << uint64(bit + at * step)
+                if not term < float32(0):
+                    positive |= own
+                if not term > float32(0):
+                    negative |= own
+            j += TOGETHER
+        return positive, negative
+
+    @device_function
+    def terms(sums, a, b, x, y, row, col, slot_bits):
+        positive, negative, large = uint64(0), uint64(0), uint64(0)
+        end = x.shape[1]
+        # For rows, then for columns. Written out for both, this would take more registers than there are.
+        parts, own, other, first, other_first = a, x, transposed(y), row, col
+        mask, step, count, other_step, other_count = uint64(ONE_ROW), int64(cols), int64(rows), int64(1), int64(cols)
+        paired = int64(0)
+        while paired < 2:
+            line = int64(0)
+            while line < count:
+                wanted = sums & (mask << uint64(line * step))
+                place, k = place_of(first, line, paired, own.shape[0]), int64(-1)
+                while k + 1 < end and positive & negative & wanted != wanted:
+                    k = next_special(parts, own, place, k + 1, slot_bits)
+                    value = own[place, min(k, end - 1)]
+                    if k < end and abs(value) < float32(inf):
+                        large |= wanted
+                    elif k < end:
+                        positive, negative = add_terms(
+                            positive,
+                            negative,
+                            value,
+                            other,
+                            k,
+                            other_first,
+                            1 - paired,
+                            other_count,
+                            line * step,
+                            other_step,
+                        )
+                line += 1
+            parts, own, other, first, other_first = b, transposed(y), x, col, row
+            mask, step, count, other_step, other_count = uint64(ONE_COL), other_step, other_count, step, count
+            paired += 1
+        return positive, negative, large
+
+    return terms
+
+
+@device_function
+def special_sum(bit, found, x, y, row, col):
+    """Return a sum that is not finite, or may not be, from what `infinite_terms` has found."""
+    positive, negative, large = found
+    if positive & negative & bit:
+        return float32(nan)
+    if large & bit or not (positive | negative) & bit:
+        return term_by_term(x, y, row, col)
+    return float32(inf) if positive & bit else float32(-inf)
