@@ -8,19 +8,17 @@ the product that reads it. On a CPU, all steps run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .division import Coordinate
+from .lanes import Lanes
 from .model import Work
-from .schedule import SLOTS, Chunk, Fetch, Multiply, Panel, Part, Reduce, Spread, along
+from .schedule import SLOTS, Chunk, Fetch, Multiply, Operand, Panel, Part, Piece, Reduce, Spread, along
 
-__all__ = ["Multiplication", "execute"]
+__all__ = ["Executor", "Multiplication"]
 
 
 class Multiplication(Protocol):
@@ -28,49 +26,6 @@ class Multiplication(Protocol):
 
     def __call__(self, out: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float) -> None:
         """Compute the product."""
-
-
-class Lanes:
-    """Two streams of a device and events between them; without streams on a CPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._products = self._line = None
-        if device.type == "cuda":
-            self._products, self._line = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-
-    @contextmanager
-    def run(self) -> Iterator[None]:
-        """Order the second stream after what the current one has so far, and the current one after the second."""
-        if self._line is None or self._products is None:
-            yield
-            return
-        self._line.wait_stream(self._products)
-        try:
-            yield
-        finally:
-            self._products.wait_stream(self._line)
-
-    def communicating(self) -> Any:
-        """Return a context in which the second stream is the current one."""
-        return nullcontext() if self._line is None else torch.cuda.stream(self._line)
-
-    def after_products(self) -> Any:
-        """Return an event after all products so far."""
-        return None if self._products is None else self._products.record_event()
-
-    def after_line(self) -> Any:
-        """Return an event after all communication so far."""
-        return None if self._line is None else self._line.record_event()
-
-    def let_products_wait(self, event: Any) -> None:
-        """Let products that are sent from now on wait for an event."""
-        if event is not None and self._products is not None:
-            self._products.wait_event(event)
-
-    def let_line_wait(self, event: Any) -> None:
-        """Let communication that is sent from now on wait for an event."""
-        if event is not None and self._line is not None:
-            self._line.wait_event(event)
 
 
 class Executor:
@@ -90,6 +45,8 @@ class Executor:
         Factors.
     multiply : callable
         Computes products.
+    lanes : Lanes
+        Streams of the device.
     """
 
     def __init__(
@@ -103,10 +60,11 @@ class Executor:
         alpha: float,
         beta: float,
         multiply: Multiplication,
+        lanes: Lanes,
     ) -> None:
         self.work, self.division, self.coordinate, self.groups = work, work.division, coordinate, groups
         self.a, self.b, self.out, self.alpha, self.beta, self.multiply = a, b, out, alpha, beta, multiply
-        self.lanes = Lanes(out.device)
+        self.lanes = lanes
         # All memory is allocated before the second stream begins to wait for the current one.
         self.slots = {
             operand: [out.new_empty(work.slot_elements(operand, coordinate)) for _ in range(SLOTS)] for operand in "ab"
@@ -133,23 +91,33 @@ class Executor:
             group = self.groups[dim]
             dist.broadcast(tensor, dist.get_global_rank(group, root), group=group)
 
+    def add(self, tensor: Tensor, root: int) -> None:
+        """Add contiguous memory of all ranks, on the stream that is current; the root has the sums."""
+        if self.groups[0] is not None:
+            dist.reduce(tensor, dist.get_global_rank(self.groups[0], root), group=self.groups[0])
+
     def fetch(self, step: Fetch) -> None:
-        """Broadcast the pieces of a panel; those of this rank are packed in the slot unless they are contiguous."""
+        """Take part in the broadcasts of a panel's pieces."""
         panel, operand = self.work.panels[step.panel], step.operand
         pieces = panel.a if operand == "a" else panel.b
-        dim = 1 if operand == "a" else 0
         self.lanes.let_line_wait(self.read.pop((operand, step.slot), None))
-        with self.lanes.communicating():
-            for piece in pieces:
-                target, shown = self.view(panel, operand, step.slot, piece.part)
-                if piece.root == along(operand, self.coordinate):
-                    own = self.local(panel, operand, piece.part)
-                    if len(pieces) == 1 and own.is_contiguous():
-                        target = own
-                    else:
-                        shown.copy_(own)
-                self.broadcast(target, piece.root, dim)
+        for piece in pieces:
+            self.send(panel, operand, step.slot, piece)
         self.arrived[operand, step.panel] = self.lanes.after_line()
+
+    def send(self, panel: Panel, operand: Operand, slot: int, piece: Piece) -> None:
+        """Broadcast a piece from its root, which packs it first unless it is contiguous."""
+        target, shown = self.view(panel, operand, slot, piece.part)
+        own = self.local(panel, operand, piece.part) if piece.root == along(operand, self.coordinate) else None
+        if own is not None and panel.part == piece.part and own.is_contiguous():
+            target, own = own, None
+
+        def action() -> None:
+            if own is not None:
+                shown.copy_(own)
+            self.broadcast(target, piece.root, 1 if operand == "a" else 0)
+
+        self.lanes.communicate(action)
 
     def view(self, panel: Panel, operand: str, slot: int, part: Part) -> tuple[Tensor, Tensor]:
         """Return a range of a panel in a slot: as contiguous memory, and as the matrix that it holds.
@@ -204,7 +172,8 @@ class Executor:
             out = out[panel.part.begin - rows.begin : panel.part.end - rows.begin]
         elif panel.axis == "n":
             out = out[:, panel.part.begin - cols.begin : panel.part.end - cols.begin]
-        self.multiply(out, found[0], found[1], self.alpha, self.beta if step.first else 1.0)
+        beta = self.beta if step.first else 1.0
+        self.lanes.multiply(lambda: self.multiply(out, found[0], found[1], self.alpha, beta))
         event = self.lanes.after_products()
         for operand, slot in (("a", step.a_slot), ("b", step.b_slot)):
             if slot is not None:
@@ -219,19 +188,23 @@ class Executor:
         b = self.within(self.b, self.division.b_inner, self.division.b_cols, inner, chunk.cols)
         stored = self.slots["c"][step.slot][: chunk.rows.extent * chunk.cols.extent]
         target = stored.view(chunk.rows.extent, chunk.cols.extent)
-        place = self.place(chunk)
-        if roots and place is not None and place.is_contiguous():
-            target = place
-        elif roots and place is not None and self.beta != 0:
-            target.copy_(place)
-        self.multiply(target, a, b, self.alpha, self.beta if roots else 0.0)
-        self.lanes.let_line_wait(self.lanes.after_products())
-        with self.lanes.communicating():
-            group = self.groups[0]
-            if group is not None:
-                dist.reduce(target, dist.get_global_rank(group, chunk.root), group=group)
-            if roots and place is not None and target is not place:
+        place = self.place(chunk) if roots else None
+        if place is not None and place.is_contiguous():
+            target, place = place, None  # the sums are added where they are to be
+
+        def action() -> None:
+            if place is not None and self.beta != 0:
+                target.copy_(place)
+            self.multiply(target, a, b, self.alpha, self.beta if roots else 0.0)
+
+        def add() -> None:
+            self.add(target, chunk.root)
+            if place is not None:
                 place.copy_(target)
+
+        self.lanes.multiply(action)
+        self.lanes.let_line_wait(self.lanes.after_products())
+        self.lanes.communicate(add)
         self.read["c", step.slot] = self.lanes.after_line()
 
     def place(self, chunk: Chunk | Spread) -> Tensor | None:
@@ -249,24 +222,12 @@ class Executor:
         place, dim = self.place(step), 0 if self.groups[0] is not None else 1
         if place is None or self.groups[dim] is None:
             return
-        self.lanes.let_line_wait(self.lanes.after_products())
-        with self.lanes.communicating():
+
+        def action() -> None:
             sent = place if place.is_contiguous() else place.contiguous()
             self.broadcast(sent, step.root, dim)
             if sent is not place:
                 place.copy_(sent)
 
-
-def execute(
-    work: Work,
-    coordinate: Coordinate,
-    groups: tuple[Any, Any],
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    alpha: float,
-    beta: float,
-    multiply: Multiplication,
-) -> None:
-    """Execute a rank's steps; parameters are those of `Executor`."""
-    Executor(work, coordinate, groups, a, b, out, alpha, beta, multiply).run()
+        self.lanes.let_line_wait(self.lanes.after_products())
+        self.lanes.communicate(action)

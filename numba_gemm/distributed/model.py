@@ -140,20 +140,18 @@ def plan_work(division: Division, precision: str, rates: Rates, panel: int | Non
     most = MOST_SUMS if precision in COMPENSATED else None
     whole = panels_of(division, least, None, most)
     extent = max(one.part.extent for one in whole)
-    best: tuple[float, Work] | None = None
-    previous_fits = True
+    best, seconds, fits = Work(division, tuple(whole)), 0.0, True
     for cuts in CUTS:
         deepest = ceil_div(extent, cuts)
-        if best is not None and (deepest < least or (most is not None and len(whole) * cuts > most)):
+        if cuts > 1 and (deepest < least or (most is not None and len(whole) * cuts > most)):
             break
-        work = Work(division, tuple(panels_of(division, min(least, deepest), deepest, most) if cuts > 1 else whole))
-        seconds = work.predicted(rates).seconds
-        fits = FLOAT32_BYTES * max(work.slot_elements(one, at) for one in "ab" for at in _some(division)) <= MOST_BYTES
-        if best is None or not previous_fits or seconds < CLEAR_GAIN * best[0]:
-            best = seconds, work
-            previous_fits = fits
-    assert best is not None
-    return best[1]
+        work = best if cuts == 1 else Work(division, tuple(panels_of(division, least, deepest, most)))
+        took = work.predicted(rates).seconds
+        if cuts == 1 or not fits or took < CLEAR_GAIN * seconds:
+            best, seconds = work, took
+            elements = max(work.slot_elements(one, at) for one in "ab" for at in _some(division))
+            fits = FLOAT32_BYTES * elements <= MOST_BYTES
+    return best
 
 
 def _some(division: Division) -> list[Coordinate]:

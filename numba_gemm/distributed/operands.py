@@ -17,9 +17,10 @@ from ..gemm.precision import KNOWN, canonical, check_precision
 from ..kernels.scalars import index, real
 from ..runtime.device import device_properties
 from ..torch.operators import DEVICE, check_float32, check_tensors
-from .agreement import Facts, Mesh, bits, numbers
+from .agreement import Mesh
 from .division import Shape, shards
 from .explain import OWN, read_placements
+from .facts import Facts, bits, numbers
 from .model import product_flops
 from .placements import OTHER, Placements, placement
 

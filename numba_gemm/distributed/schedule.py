@@ -14,8 +14,26 @@ from ..device.units import ceil_div
 from ..streaming.blocking import Part, divided
 from .division import Coordinate, Cut, Division
 
-__all__ = ["SLOTS", "Chunk", "Fetch", "Multiply", "Panel", "Piece", "Reduce", "Spread", "Step", "chunk_steps"]
-__all__ += ["chunks_of", "panels_of", "spread_steps", "steps"]
+__all__ = [
+    "SLOTS",
+    "Chunk",
+    "Fetch",
+    "Multiply",
+    "Operand",
+    "Panel",
+    "Piece",
+    "Reduce",
+    "Spread",
+    "Step",
+    "along",
+    "chunk_steps",
+    "chunks_of",
+    "held",
+    "panels_of",
+    "spread_steps",
+    "steps",
+    "travelling",
+]
 
 SLOTS = 2  # panels of an operand, or chunks of C, in flight
 Operand: TypeAlias = Literal["a", "b"]

@@ -12,10 +12,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from ..gemm.precision import IEEE
 from ..torch.operators import compute_into
 from ..typing import PrecisionName, Scalar
-from .agreement import Facts, Mesh, agreed
+from .agreement import Mesh, agreed
 from .division import Division, Shapes, divide, shards
-from .executor import execute
+from .executor import Executor
 from .explain import unsupported
+from .facts import Facts
+from .lanes import Lanes
 from .model import Rates, Work, plan_work
 from .operands import Call, checked, mesh_of, read_mesh
 from .placements import COLS, ROWS, WHOLE, Placements, algorithm, moved, words
@@ -192,7 +194,7 @@ def _computed(
         by_cols = division.grid[0] == 1
         coordinate = (0, ranks.coordinate[0]) if by_cols else (ranks.coordinate[0], 0)
         groups = [None, ranks.groups[0]] if by_cols else [ranks.groups[0], None]
-    along = [one if extent > 1 else None for one, extent in zip(groups, division.grid)]
+    columns, lines = (one if extent > 1 else None for one, extent in zip(groups, division.grid))
     rows, cols = division.holds(coordinate)
     if out is None:
         out = a.new_empty(rows.extent, cols.extent)
@@ -202,7 +204,7 @@ def _computed(
         if prod(out.shape):
             compute_into(out, a, b, alpha, beta, call.precision)  # type: ignore[arg-type]  # checked
 
-    execute(work, coordinate, (along[0], along[1]), a, b, out, call.alpha, call.beta, multiply)
+    Executor(work, coordinate, (columns, lines), a, b, out, call.alpha, call.beta, multiply, Lanes(out.device)).run()
     return out
 
 
