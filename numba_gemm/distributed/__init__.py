@@ -6,14 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .explain import Explanation, explain
+    from .explanation import Explanation, explain
     from .sgemm import distributed_sgemm
 
 __all__ = ["Explanation", "distributed_sgemm", "explain"]
 
-_HOMES = {"Explanation": ".explain", "distributed_sgemm": ".sgemm", "explain": ".explain"}
+_HOMES = {"Explanation": ".explanation", "distributed_sgemm": ".sgemm", "explain": ".explanation"}
 
-if not TYPE_CHECKING:  # `explain` needs no PyTorch
+if not TYPE_CHECKING:  # `explain` needs no PyTorch; its module has another name, which would hide it
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:

@@ -19,7 +19,7 @@ from ..runtime.device import device_properties
 from ..torch.operators import DEVICE, check_float32, check_tensors
 from .agreement import Mesh
 from .division import Shape, shards
-from .explain import OWN, read_placements
+from .explanation import OWN, read_placements
 from .facts import Facts, bits, numbers
 from .model import product_flops
 from .placements import OTHER, Placements, placement

@@ -15,7 +15,7 @@ from ..typing import PrecisionName, Scalar
 from .agreement import Mesh, agreed
 from .division import Division, Shapes, divide, shards
 from .executor import Executor
-from .explain import unsupported
+from .explanation import unsupported
 from .facts import Facts
 from .lanes import Lanes
 from .model import Rates, Work, plan_work

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from support.ranks import run_ranks
@@ -42,3 +47,20 @@ def test_other_ranks_end_when_one_dies(world):
     found = run_ranks("distributed_failures", world, "death")
     assert [one.returncode for one in found] == [0] * (world - 1) + [7], "\n".join(one.stdout for one in found)
     assert {one.stdout.splitlines()[-1] for one in found[:-1]} == {"death error"}
+
+
+def test_the_example_runs():
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "docs/how_to/distributed.py"]
+    found = subprocess.run(
+        [sys.executable, *command, "--size", "20"],
+        env=environment,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "B travels in 1 panel of up to 20" in found.stdout
+    assert float(re.search(r"Largest error in the first row: (\S+)", found.stdout)[1]) < 1e-5

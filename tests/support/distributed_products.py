@@ -70,7 +70,7 @@ def dtensors(world):
                 close(result.full_tensor(), a, b, torch.zeros_like(c), (mesh, x, y, z, shape))
                 count += 1
                 if z is None:
-                    out = distribute_tensor(c, mesh, result.placements)
+                    out = distribute_tensor(c.clone(), mesh, result.placements)
                     assert distributed_sgemm(*given, out, alpha=ALPHA, beta=BETA, panel=2) is out
                     close(out.full_tensor(), a, b, c, (mesh, x, y, shape))
                     count += 1

@@ -64,14 +64,14 @@ class Explanation:
         ]
         if found.reduces:
             sentences.append(
-                f"Each rank multiplies its parts of A and B; the sums are added in {len(self.work.chunks)} chunks of C"
+                f"Each rank multiplies its parts of A and B; the sums are added in {_counted(len(self.work.chunks), 'chunk')} of C"
             )
         elif travels := [name for name, cut in zip("AB", travelling(self.work.division)) if cut is not None]:
             panels = self.work.panels
             held = sum(2 * self.work.slot_elements(one, (0, 0)) for one in "ab") * FLOAT32_BYTES
             sentences.append(
                 f"C stays in place; {' and '.join(travels)} {'travel' if len(travels) > 1 else 'travels'} in "
-                f"{len(panels)} panels of up to {max(one.part.extent for one in panels)} elements along "
+                f"{_counted(len(panels), 'panel')} of up to {max(one.part.extent for one in panels)} elements along "
                 f"{panels[0].axis}, in {held:,} bytes of slots per rank"
             )
         else:
@@ -84,6 +84,10 @@ class Explanation:
             f"most {self.tflops:.1f} TFLOP/s per GPU, {products / seconds if seconds else 1:.3f} of the products alone"
         )
         return ". ".join(sentences) + "."
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count} {name}{'s' * (count != 1)}"
 
 
 def read_placements(name: str, given: Any, dims: int) -> Placements:
