@@ -26,7 +26,7 @@ class Mesh:
     groups: tuple[Any, ...]
 
 
-def agreed(mesh: Mesh, own: Facts, error: Exception | None) -> dict[tuple[int, ...], Facts]:
+def agreed(mesh: Mesh, own: Facts, error: Exception | None, like: Any = None) -> dict[tuple[int, ...], Facts]:
     """Exchange facts among all ranks, and compare them.
 
     Parameters
@@ -37,6 +37,8 @@ def agreed(mesh: Mesh, own: Facts, error: Exception | None) -> dict[tuple[int, .
         What this rank was asked for.
     error : Exception or None
         Error of this rank; raised here after the exchange.
+    like : Tensor, optional
+        A tensor on the GPU to exchange over, if the group has no backend for the CPU; by default the current one.
 
     Returns
     -------
@@ -48,7 +50,10 @@ def agreed(mesh: Mesh, own: Facts, error: Exception | None) -> dict[tuple[int, .
     ValueError
         If facts that have to be equal differ, or another rank has an error.
     """
-    device = torch.device("cpu" if _has_cpu(mesh.groups[0]) else f"cuda:{torch.cuda.current_device()}")
+    device = torch.device("cpu")
+    if "cpu:" not in dist.get_backend_config(mesh.groups[0]):
+        on_gpu = like is not None and like.device.type == "cuda"
+        device = like.device if on_gpu else torch.device("cuda", torch.cuda.current_device())
     # Not on the current stream: what was sent there before is not waited for.
     with torch.cuda.stream(second_stream(device)):
         found = torch.tensor(packed(own._replace(refused=int(error is not None))), dtype=torch.int64, device=device)
@@ -65,7 +70,3 @@ def agreed(mesh: Mesh, own: Facts, error: Exception | None) -> dict[tuple[int, .
         raise error
     compare(everyone)
     return everyone
-
-
-def _has_cpu(group: Any) -> bool:
-    return "cpu:" in dist.get_backend_config(group)

@@ -63,9 +63,8 @@ class Explanation:
             f"{words(self.a)}, B {words(self.b)}, C {words(self.out)}"
         ]
         if found.reduces:
-            sentences.append(
-                f"Each rank multiplies its parts of A and B; the sums are added in {_counted(len(self.work.chunks), 'chunk')} of C"
-            )
+            chunks = _counted(len(self.work.chunks), "chunk")
+            sentences.append(f"Each rank multiplies its parts of A and B; the sums are added in {chunks} of C")
         elif travels := [name for name, cut in zip("AB", travelling(self.work.division)) if cut is not None]:
             panels = self.work.panels
             held = sum(2 * self.work.slot_elements(one, (0, 0)) for one in "ab") * FLOAT32_BYTES

@@ -35,10 +35,10 @@ __all__ = ["IEEE_SPEED", "Prediction", "Rates", "Work", "plan_work", "product_fl
 IEEE_SPEED = 56.0  # TFLOP/s of an H200 at 16384 cubed
 # Elements along k below which a panel is joined with its neighbour: then reading and writing C again takes less than a
 # twentieth of the product.
-LEAST = {IEEE: 1024, "bf16x9": 1536, "bf16x6": 2048, "tf32x3": 2048, "bf16x3": 4096, "fp16x3": 4096}
+LEAST = {IEEE: 1024, FP32_AUTO: 2048, "bf16x9": 1536, "bf16x6": 2048, "tf32x3": 2048, "bf16x3": 4096, "fp16x3": 4096}
 LEAST_OF_OTHERS = 8192
 # Precisions whose sums keep what additions round off, within a product: the additions to C of few panels may round.
-COMPENSATED = ("bf16x6", "bf16x9")
+COMPENSATED = ("bf16x6", "bf16x9", FP32_AUTO)
 MOST_SUMS = 8
 MOST_BYTES = 4 << 30  # of a panel in a slot
 CUTS = (1, 2, 4, 8)  # panels per range between two borders that are considered

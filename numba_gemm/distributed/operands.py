@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -16,7 +17,7 @@ from ..device.units import FLOAT32_BYTES
 from ..gemm.precision import KNOWN, canonical, check_precision
 from ..kernels.scalars import index, real
 from ..runtime.device import device_properties
-from ..torch.operators import DEVICE, check_float32, check_tensors
+from ..torch.operators import DEVICE, check_float32, check_tensors, refuse_tangents, tangents_are_possible
 from .agreement import Mesh
 from .division import Shape, shards
 from .explanation import OWN, read_placements
@@ -24,7 +25,7 @@ from .facts import Facts, bits, numbers
 from .model import product_flops
 from .placements import OTHER, Placements, placement
 
-__all__ = ["Call", "checked", "mesh_of", "read_mesh"]
+__all__ = ["Call", "checked", "mesh_of", "read_mesh", "shard_of"]
 
 
 class Call(NamedTuple):
@@ -176,14 +177,26 @@ def _local(name: str, x: Tensor) -> Tensor:
     check_float32(name, x)
     if x.dim() != 2:
         raise ValueError(f"{name} has {x.dim()} dimensions; expected 2; pass a matrix")
-    with torch.no_grad():
-        local = x.to_local() if isinstance(x, DTensor) else x.detach()
+    if tangents_are_possible():
+        refuse_tangents(x)
+    local = shard_of(x)
     if local.device.type != DEVICE or local.layout != torch.strided:
         raise TypeError(
             f"{name} has layout {local.layout} and is on device {local.device}; expected torch.strided on {DEVICE}; "
             f"pass {name}.to({DEVICE!r})"
         )
+    if local.is_neg():
+        raise ValueError(
+            f"{name} is still to be negated (is_neg() is True); expected values; pass {name}.resolve_neg()"
+        )
     return local
+
+
+def shard_of(x: Tensor) -> Tensor:
+    """Return a tensor's part on this rank, when collectives that compute it have been sent to the current stream."""
+    with torch.no_grad():
+        local = x.to_local() if isinstance(x, DTensor) else x.detach()
+        return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
 def _check_shard(name: str, x: Any, local: Tensor, placed: Placements, mesh: Mesh) -> None:

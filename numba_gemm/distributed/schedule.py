@@ -138,7 +138,7 @@ def panels_of(division: Division, least: int = 1, deepest: int | None = None, mo
     deepest : int, optional
         Elements from which a range of one rank is cut into equal ones.
     most : int, optional
-        Largest number of panels, from 2 on.
+        Largest number of panels.
     """
     a, b = travelling(division)
     axis = division.algorithm.a_travels or division.algorithm.b_travels or "k"
@@ -151,9 +151,7 @@ def panels_of(division: Division, least: int = 1, deepest: int | None = None, mo
     ]
     joined: list[Part] = []
     for part in ranges:
-        # The first panel is not made deeper for the sake of `most`: products that need it wait for all of it.
-        evened = ceil_div(extent - joined[0].extent, most - 1) if most and len(joined) > 1 else 0
-        if joined and joined[-1].extent < max(least, evened):
+        if joined and joined[-1].extent < max(least, ceil_div(extent, most) if most else 0):
             joined[-1] = Part(joined[-1].begin, part.end)
         else:
             joined.append(part)

@@ -19,7 +19,7 @@ from .explanation import unsupported
 from .facts import Facts
 from .lanes import Lanes
 from .model import Rates, Work, plan_work
-from .operands import Call, checked, mesh_of, read_mesh
+from .operands import Call, checked, mesh_of, read_mesh, shard_of
 from .placements import COLS, ROWS, WHOLE, Placements, algorithm, moved, words
 
 __all__ = ["distributed_sgemm"]
@@ -114,7 +114,7 @@ def distributed_sgemm(
         call, facts = checked(a, b, out, alpha, beta, precision, placements, out_placements, panel, ranks)
     except Exception as refused:  # raised by `agreed`, when all ranks know
         error = refused
-    everyone = agreed(ranks, facts, error)
+    everyone = agreed(ranks, facts, error, shard_of(a) if error is None else None)
     assert call is not None
     with torch.no_grad():
         if isinstance(a, DTensor):
@@ -132,31 +132,32 @@ def distributed_sgemm(
             shapes[1],
             None if out is None else shapes[2],
         )
-        return _computed(division, a, b, out, call, ranks, everyone)
+        place = None if out is None else shard_of(out)
+        local = _computed(division, shard_of(a), shard_of(b), place, call, ranks, everyone)
+        return local if out is None else out
 
 
 def _of_dtensors(
     a: DTensor, b: DTensor, out: DTensor | None, call: Call, ranks: Mesh, everyone: dict[tuple[int, ...], Facts]
 ) -> Tensor:
     """Multiply DTensors; move them first if their placements have no algorithm."""
-    x, y, wanted = call.a_placements, call.b_placements, call.out
-    found = algorithm(x, y, wanted)
-    if found is None:
-        x, y, wanted = moved(x, y, wanted)
+    x, y = call.a_placements, call.b_placements
+    found = algorithm(x, y, call.out)
+    if moves := found is None:
+        x, y, wanted = moved(x, y, call.out)
         found = algorithm(x, y, wanted)
         assert found is not None
-        a, b = a.redistribute(placements=_objects(x)), b.redistribute(placements=_objects(y))
     if out is not None and found.out != call.out:
         raise ValueError(
             f"out is placed {words(call.out or ())}; expected {words(found.out)} for these operands; pass such an out, "
             "or none and out_placements"
         )
+    if moves:
+        a, b = a.redistribute(placements=_objects(x)), b.redistribute(placements=_objects(y))
     shape = a.shape[0], b.shape[1]
     given = None if out is None else shards((out.shape[0], out.shape[1]), found.out, ranks.shape)
     division = divide(found, ranks.shape, x, y, _shards(a, x, ranks), _shards(b, y, ranks), given)
-    local = _computed(
-        division, a.to_local(), b.to_local(), None if out is None else out.to_local(), call, ranks, everyone
-    )
+    local = _computed(division, shard_of(a), shard_of(b), None if out is None else shard_of(out), call, ranks, everyone)
     if out is not None:
         return out
     result = DTensor.from_local(

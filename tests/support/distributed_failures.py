@@ -46,6 +46,11 @@ REFUSED = {
     "dimensions": (lambda own: {"a": torch.ones(8)}, "a has 1 dimensions", "refused its arguments"),
     "no tensor": (lambda own: {"a": None}, "a is of type NoneType", "refused its arguments"),
     "grad": (lambda own: {"a": own["a"].requires_grad_()}, "a requires grad", "refused its arguments"),
+    "negation": (
+        lambda own: {"a": torch.ones(2, 8, dtype=torch.complex64).conj().imag},
+        "a is still to be negated",
+        "refused its arguments",
+    ),
     "overlap": (lambda own: {"out": own["b"]}, "out overlaps b", "refused its arguments"),
 }
 
