@@ -16,6 +16,7 @@ import torch.distributed as dist
 from numba_gemm.distributed import distributed_sgemm, sgemm
 
 TIMEOUT = 10  # seconds of the process group
+TERMS = 12  # of a sum; the number of ranks divides it
 
 
 def by_torch(out, a, b, alpha, beta, precision):
@@ -25,7 +26,7 @@ def by_torch(out, a, b, alpha, beta, precision):
 
 def shards(rank):
     """Arguments that are correct."""
-    return {"a": torch.ones(2 + rank, 8), "b": torch.ones(8 // dist.get_world_size(), 3)}
+    return {"a": torch.ones(2 + rank, TERMS), "b": torch.ones(TERMS // dist.get_world_size(), 3)}
 
 
 # What the last rank passes, the error that it sees, and the error of the others; None where both are the same.
@@ -43,11 +44,11 @@ REFUSED = {
     "columns": (lambda own: {"a": torch.ones(2, 9)}, "a has a shard of shape (2, 9)", None),
     "rows of b": (lambda own: {"b": torch.ones(1, 3)}, "expected (M, K) and (K, N)", None),
     "dtype": (lambda own: {"b": own["b"].double()}, "b has dtype torch.float64", "refused its arguments"),
-    "dimensions": (lambda own: {"a": torch.ones(8)}, "a has 1 dimensions", "refused its arguments"),
+    "dimensions": (lambda own: {"a": torch.ones(TERMS)}, "a has 1 dimensions", "refused its arguments"),
     "no tensor": (lambda own: {"a": None}, "a is of type NoneType", "refused its arguments"),
     "grad": (lambda own: {"a": own["a"].requires_grad_()}, "a requires grad", "refused its arguments"),
     "negation": (
-        lambda own: {"a": torch.ones(2, 8, dtype=torch.complex64).conj().imag},
+        lambda own: {"a": torch.ones(2, TERMS, dtype=torch.complex64).conj().imag},
         "a is still to be negated",
         "refused its arguments",
     ),
@@ -73,7 +74,7 @@ def disagreement(rank, world):
         expected = of_last if rank == world - 1 or of_others is None else of_others
         text = refusal(**own)
         assert expected in text, (name, text)
-        assert (distributed_sgemm(**shards(rank)) == 8).all()
+        assert (distributed_sgemm(**shards(rank)) == TERMS).all()
     for out, expected in (
         (torch.ones(5, 4), "out has shards"),
         (torch.ones(2 + rank, 1).expand(-1, 3), "out overlaps itself"),
