@@ -220,7 +220,7 @@ def test_every_block_is_found():
 
 
 # Modules for users, beside the package itself.
-PUBLIC_MODULES = {f"numba_gemm.{name}" for name in ("inspect", "jax", "streaming", "torch", "typing")}
+PUBLIC_MODULES = {f"numba_gemm.{name}" for name in ("distributed", "inspect", "jax", "streaming", "torch", "typing")}
 
 
 def internal_names(code: str) -> list[str]:

@@ -1,0 +1,72 @@
+"""Agreement of ranks before any data moves: each tells what it was asked for, and all compare.
+
+What a rank refuses is raised on all ranks, after this exchange, so that none waits for another in vain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .facts import Facts, compare, packed, unpacked
+from .lanes import second_stream
+
+__all__ = ["Mesh", "agreed"]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Ranks of a product: extents, this rank's coordinate, and its process group along each dimension."""
+
+    shape: tuple[int, ...]
+    coordinate: tuple[int, ...]
+    groups: tuple[Any, ...]
+
+
+def agreed(mesh: Mesh, own: Facts, error: Exception | None, like: Any = None) -> dict[tuple[int, ...], Facts]:
+    """Exchange facts among all ranks, and compare them.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        Ranks.
+    own : Facts
+        What this rank was asked for.
+    error : Exception or None
+        Error of this rank; raised here after the exchange.
+    like : Tensor, optional
+        A tensor on the GPU to exchange over, if the group has no backend for the CPU; by default the current one.
+
+    Returns
+    -------
+    dict
+        Facts by coordinate.
+
+    Raises
+    ------
+    ValueError
+        If facts that have to be equal differ, or another rank has an error.
+    """
+    device = torch.device("cpu")
+    if "cpu:" not in dist.get_backend_config(mesh.groups[0]):
+        on_gpu = like is not None and like.device.type == "cuda"
+        device = like.device if on_gpu else torch.device("cuda", torch.cuda.current_device())
+    # Not on the current stream: what was sent there before is not waited for.
+    with torch.cuda.stream(second_stream(device)):
+        found = torch.tensor(packed(own._replace(refused=int(error is not None))), dtype=torch.int64, device=device)
+        for group in reversed(mesh.groups):
+            parts = [torch.empty_like(found) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(parts, found, group=group)
+            found = torch.stack(parts)
+        rows = found.reshape(-1, found.shape[-1]).tolist()
+    everyone: dict[tuple[int, ...], Facts] = {}
+    for index, row in enumerate(rows):
+        at = (index,) if len(mesh.shape) == 1 else divmod(index, mesh.shape[1])
+        everyone[at] = unpacked(row)
+    if error is not None:
+        raise error
+    compare(everyone)
+    return everyone

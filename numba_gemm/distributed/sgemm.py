@@ -1,0 +1,216 @@
+"""The public function `distributed_sgemm`."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from ..gemm.precision import IEEE
+from ..torch.operators import compute_into
+from ..typing import PrecisionName, Scalar
+from .agreement import Mesh, agreed
+from .division import Division, Shapes, divide, shards
+from .executor import Executor
+from .explanation import unsupported
+from .facts import Facts
+from .lanes import Lanes
+from .model import Rates, Work, plan_work
+from .operands import Call, checked, mesh_of, read_mesh, shard_of
+from .placements import COLS, ROWS, WHOLE, Placements, algorithm, moved, words
+
+__all__ = ["distributed_sgemm"]
+
+WITHIN, BETWEEN = 300e9, 45e9  # bytes per second by which panels are chosen: NVLink in a host, 400 Gb/s between hosts
+OBJECTS = {ROWS: Shard(0), COLS: Shard(1), WHOLE: Replicate()}
+
+
+def distributed_sgemm(
+    a: Tensor,
+    b: Tensor,
+    out: Tensor | None = None,
+    *,
+    alpha: Scalar = 1.0,
+    beta: Scalar = 0.0,
+    precision: PrecisionName = IEEE,
+    placements: Any = None,
+    out_placements: Any = None,
+    group: Any = None,
+    mesh: Any = None,
+    panel: int | None = None,
+) -> Tensor:
+    """Compute ``alpha * A @ B + beta * C`` for matrices that are divided among the ranks of a process group or a mesh.
+
+    To be called by all ranks with the same arguments, apart from the shards. C stays in place: panels of A and B
+    travel on a second stream while others are multiplied. If A is divided by columns and B by rows, each rank
+    multiplies its parts, and the sums are added.
+
+    Parameters
+    ----------
+    a, b : DTensor or Tensor, float32
+        A (M, K) and B (K, N) as DTensors on one mesh; or this rank's shards of them, of any extents that fit, also 0.
+    out : DTensor or Tensor, float32, optional
+        C and the result, of the kind of `a` and `b`; its memory is not shared with them.
+    alpha, beta : real number
+        Scalars, rounded to float32. C is not read if `beta` is 0.
+    precision : str
+        Arithmetic of the products; see `tiled_sgemm`.
+    placements : pair of placements, optional
+        For shards: how `a` and `b` are divided, by PyTorch's placements or their names "Shard(0)", "Shard(1)" and
+        "Replicate"; one, or a sequence with one per dimension of the mesh. By default A and B are divided by rows, on a
+        mesh of two dimensions by rows along the first and by columns along the second.
+    out_placements : placement or sequence of placements, optional
+        How the result is divided. By default as `out`, if that is a DTensor; else as it is computed with least
+        communication.
+    group : ProcessGroup, optional
+        For shards: the ranks, in one dimension. By default all.
+    mesh : DeviceMesh, optional
+        For shards, instead of a group: a mesh of one or two dimensions.
+    panel : int, optional
+        Most elements of a panel along the axis in which it is cut, or rows of C that are added at once. By default a
+        model chooses (`explain`).
+
+    Returns
+    -------
+    DTensor or Tensor
+        `out` if given, else a new DTensor, or this rank's shard of the result.
+
+    Raises
+    ------
+    TypeError
+        For operands that are not float32 tensors on the GPU, or of different kinds.
+    ValueError
+        On every rank: for shapes, scalars, placements or precisions that do not fit or differ between ranks, and if
+        another rank has refused its arguments; for placements of shards that cannot be multiplied without moving an
+        operand as a whole (DTensors are redistributed); as for `tiled_sgemm` otherwise.
+
+    Notes
+    -----
+    The ranks compare their arguments in a small all-gather. With a process group that has a backend for the CPU
+    (``init_process_group("cpu:gloo,cuda:nccl")``) the host does not wait for the GPU there. If a rank dies, the others
+    end with PyTorch's error within the timeout of the process group.
+
+    The same call on the same mesh gives the same bits. Each panel along k after the first one adds at most 2^-24 of an
+    element's sum to the errors of the precision; for "bf16x6" and "bf16x9" there are at most eight.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+    >>> from numba_gemm.distributed import distributed_sgemm
+    >>> mesh = init_device_mesh("cuda", (2,))  # doctest: +SKIP
+    >>> a = distribute_tensor(torch.rand(512, 256, device="cuda"), mesh, [Shard(0)])  # doctest: +SKIP
+    >>> b = distribute_tensor(torch.rand(256, 128, device="cuda"), mesh, [Shard(0)])  # doctest: +SKIP
+    >>> distributed_sgemm(a, b).placements  # doctest: +SKIP
+    (Shard(dim=0),)
+    """
+    device_mesh = mesh_of(a, b, out, group=group, mesh=mesh)
+    ranks = read_mesh(device_mesh, group)
+    call, facts, error = None, Facts(), None
+    try:
+        call, facts = checked(a, b, out, alpha, beta, precision, placements, out_placements, panel, ranks)
+    except Exception as refused:  # raised by `agreed`, when all ranks know
+        error = refused
+    everyone = agreed(ranks, facts, error, shard_of(a) if error is None else None)
+    assert call is not None
+    with torch.no_grad():
+        if isinstance(a, DTensor):
+            return _of_dtensors(a, b, out, call, ranks, everyone)
+        found = algorithm(call.a_placements, call.b_placements, call.out)
+        if found is None:
+            raise unsupported(call.a_placements, call.b_placements, call.out)
+        shapes = [{at: getattr(one, f"{name}_shape") for at, one in everyone.items()} for name in ("a", "b", "out")]
+        division = divide(
+            found,
+            ranks.shape,
+            call.a_placements,
+            call.b_placements,
+            shapes[0],
+            shapes[1],
+            None if out is None else shapes[2],
+        )
+        place = None if out is None else shard_of(out)
+        local = _computed(division, shard_of(a), shard_of(b), place, call, ranks, everyone)
+        return local if out is None else out
+
+
+def _of_dtensors(
+    a: DTensor, b: DTensor, out: DTensor | None, call: Call, ranks: Mesh, everyone: dict[tuple[int, ...], Facts]
+) -> Tensor:
+    """Multiply DTensors; move them first if their placements have no algorithm."""
+    x, y = call.a_placements, call.b_placements
+    found = algorithm(x, y, call.out)
+    if moves := found is None:
+        x, y, wanted = moved(x, y, call.out)
+        found = algorithm(x, y, wanted)
+        assert found is not None
+    if out is not None and found.out != call.out:
+        raise ValueError(
+            f"out is placed {words(call.out or ())}; expected {words(found.out)} for these operands; pass such an out, "
+            "or none and out_placements"
+        )
+    if moves:
+        a, b = a.redistribute(placements=_objects(x)), b.redistribute(placements=_objects(y))
+    shape = a.shape[0], b.shape[1]
+    given = None if out is None else shards((out.shape[0], out.shape[1]), found.out, ranks.shape)
+    division = divide(found, ranks.shape, x, y, _shards(a, x, ranks), _shards(b, y, ranks), given)
+    local = _computed(division, shard_of(a), shard_of(b), None if out is None else shard_of(out), call, ranks, everyone)
+    if out is not None:
+        return out
+    result = DTensor.from_local(
+        local,
+        a.device_mesh,
+        _objects(found.out),
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=(max(shape[1], 1), 1),
+    )
+    return result if call.out in (None, found.out) else result.redistribute(placements=_objects(call.out))
+
+
+def _shards(x: DTensor, placed: Placements, ranks: Mesh) -> Shapes:
+    return shards((x.shape[0], x.shape[1]), placed, ranks.shape)
+
+
+def _objects(placements: Placements) -> list[Any]:
+    return [OBJECTS[one] for one in placements]
+
+
+def _computed(
+    division: Division,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor | None,
+    call: Call,
+    ranks: Mesh,
+    everyone: dict[tuple[int, ...], Facts],
+) -> Tensor:
+    """Compute this rank's part of C, in `out` or in a new tensor."""
+    if len(ranks.shape) == 2:
+        coordinate, groups = (ranks.coordinate[0], ranks.coordinate[1]), list(ranks.groups)
+    else:
+        by_cols = division.grid[0] == 1
+        coordinate = (0, ranks.coordinate[0]) if by_cols else (ranks.coordinate[0], 0)
+        groups = [None, ranks.groups[0]] if by_cols else [ranks.groups[0], None]
+    columns, lines = (one if extent > 1 else None for one, extent in zip(groups, division.grid))
+    rows, cols = division.holds(coordinate)
+    if out is None:
+        out = a.new_empty(rows.extent, cols.extent)
+    work = _work(division, call, everyone)
+
+    def multiply(out: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float) -> None:
+        if prod(out.shape):
+            compute_into(out, a, b, alpha, beta, call.precision)  # type: ignore[arg-type]  # checked
+
+    Executor(work, coordinate, (columns, lines), a, b, out, call.alpha, call.beta, multiply, Lanes(out.device)).run()
+    return out
+
+
+def _work(division: Division, call: Call, everyone: dict[tuple[int, ...], Facts]) -> Work:
+    """Choose the panels, from what all ranks know."""
+    link = WITHIN if len({one.host for one in everyone.values()}) == 1 else BETWEEN
+    flops = 1e6 * min(one.megaflops for one in everyone.values())
+    return plan_work(division, call.precision, Rates(max(flops, 1.0), links=(link, link)), call.panel)
