@@ -298,11 +298,11 @@ def _rounded_up(wanted: Problem) -> Problem:
     """Return a problem of as many tiles, for which the choice is the same: extents are rounded up if they can be."""
     m, n, k, sm_count = wanted.m, wanted.n, wanted.k, wanted.sm_count
     if wanted.precision != IEEE:
-        return Problem(-(-m // TENSOR_TILE) * TENSOR_TILE, -(-n // TENSOR_TILE) * TENSOR_TILE, *wanted[2:])
+        return Problem(ceil_div(m, TENSOR_TILE) * TENSOR_TILE, ceil_div(n, TENSOR_TILE) * TENSOR_TILE, *wanted[2:])
     if m <= FEW_COLUMNS or n <= FEW_COLUMNS:
         return wanted
     tile, k_tile = common_divisors(wanted.cc)
-    rows, cols, terms = -(-m // tile) * tile, -(-n // tile) * tile, -(-k // k_tile) * k_tile
+    rows, cols, terms = ceil_div(m, tile) * tile, ceil_div(n, tile) * tile, ceil_div(k, k_tile) * k_tile
     elements = wanted.matrices * (rows * terms + terms * cols + rows * cols)
     multiply_adds = wanted.matrices * m * n * k
     if memory_clocks(elements, wanted.memory_bandwidth, wanted.clock_hz) > multiply_adds / (MOST_LANES * sm_count):

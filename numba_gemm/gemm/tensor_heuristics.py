@@ -15,9 +15,9 @@ from ..kernels.tensor_core import TENSOR_PRECISIONS, TensorPrecision
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage, precision_for
 from ..kernels.tensor_core.tma_stage import TmaStage
 
-FIRST = itemgetter(0)
-
 __all__ = ["SPEEDS", "configs_for", "expected_seconds", "seconds_of", "tile_rates"]
+
+FIRST = itemgetter(0)
 
 # TFLOP/s of an H200 that has tiles of one size for all its multiprocessors, for precisions with one product of parts,
 # with several, and with a compensated sum of several. Only ratios matter. Tiles of 64x96 pay for their kernels, each

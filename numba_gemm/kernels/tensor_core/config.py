@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from ...device.units import GROUP_BYTES, REGISTERS, ROW_BYTES, WARP
+from ...device.units import GROUP_BYTES, REGISTERS, ROW_BYTES, WARP, ceil_div
 from ..stage import require
 from .precision import TensorPrecision
 
@@ -204,5 +204,5 @@ def words_per_row(precision: TensorPrecision) -> int:
 
 def parts_shape(precision: TensorPrecision, mn: int, k: int, tile: int) -> tuple[int, int]:
     """Return rows, and words per row, of a decomposed (mn, k) operand for block tiles of `tile` rows."""
-    slots = -(-k // precision.slot_k) or 1
-    return precision.parts * slots + precision.scaled, words_per_row(precision) * -(-mn // tile) * tile
+    slots = ceil_div(k, precision.slot_k) or 1
+    return precision.parts * slots + precision.scaled, words_per_row(precision) * ceil_div(mn, tile) * tile

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ...device.units import FLOAT32_BYTES
+from ...device.units import FLOAT32_BYTES, ceil_div
 from ..code import Code
 from ..product import Layout, Product
 from ..stage import Gpu
@@ -63,7 +63,7 @@ def dense_words(rows: int, words: int) -> Layout:
 
 def spans_of(k: int) -> int:
     """Return the number of spans of k in which row maxima are found."""
-    return min(SPANS, -(-k // SPAN)) or 1
+    return min(SPANS, ceil_div(k, SPAN)) or 1
 
 
 def prepared_parts(precision: TensorPrecision, mn: int, k: int) -> Layout:
@@ -92,7 +92,7 @@ def decomposition_of(precision: TensorPrecision, product: Product, config: Tenso
             vector += i < 2
             continue
         arguments.append(MatrixAt(Moving(Slot.SCRATCH, end), layout))
-        size = -(-layout.rows * layout.row_stride // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+        size = ceil_div(layout.rows * layout.row_stride, SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
         step = size if varies[i & 1] else 0
         steps.append(step)
         end += step * matrices or size

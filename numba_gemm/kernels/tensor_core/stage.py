@@ -195,7 +195,7 @@ class TensorStage(Stage):
         before = decomposing_steps(made, (x, across), (a_step, b_step), wanted, batched, gpu, self.waits)
         overlaps = self.waits and bool(before)
         arguments: tuple[Any, ...] = (ALPHA, *places[:2], BETA, z)
-        rows, cols = -(-product.m // config.BM), -(-product.n // config.BN)
+        rows, cols = ceil_div(product.m, config.BM), ceil_div(product.n, config.BN)
         block = (config.threads, 1, 1)
         if not self.complete:
             return Launches((*before, Step(kernel, (cols, rows, 1), block, arguments, overlaps)), made.bytes)

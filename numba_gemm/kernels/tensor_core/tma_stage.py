@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ...device.units import FLOAT32_BYTES, MAX_GRID_Y
+from ...device.units import FLOAT32_BYTES, MAX_GRID_Y, ceil_div
 from ..code import Code
 from ..product import Layout, Product
 from ..stage import Gpu, Partition, Stage
@@ -201,7 +201,7 @@ class TmaStage(Stage):
         found, matrices = self._operands(product), product.batch.extents[-1]
         kernel = self._kernel(config, product, found.layout)
         u_box, v_box = self.boxes(config, found.layout)
-        blocks = min(-(-found.rows // config.BM) * -(-found.cols // config.BN), gpu.sm_count)
+        blocks = min(ceil_div(found.rows, config.BM) * ceil_div(found.cols, config.BN), gpu.sm_count)
         vectors = [Vector(i, *vector) for i, vector in enumerate(product.vectors)]
         arguments: tuple[Argument, ...] = (
             ALPHA,
