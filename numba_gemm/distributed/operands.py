@@ -27,6 +27,8 @@ from .placements import OTHER, Placements, placement
 
 __all__ = ["Call", "checked", "mesh_of", "read_mesh", "shard_of"]
 
+MOST_ELEMENTS = 1 << 62
+
 
 class Call(NamedTuple):
     """Checked arguments; `out` is the placement that is asked for, None for any."""
@@ -56,7 +58,7 @@ def read_mesh(mesh: DeviceMesh | None, group: Any) -> Mesh:
     Raises
     ------
     ValueError
-        For a mesh of more than two dimensions, or one that this rank is not part of.
+        For a mesh of more than two dimensions, one whose ranks do not ascend, or one that this rank is not part of.
     """
     if mesh is None:
         group = dist.group.WORLD if group is None else group
@@ -67,6 +69,12 @@ def read_mesh(mesh: DeviceMesh | None, group: Any) -> Mesh:
         return Mesh((dist.get_world_size(group),), (dist.get_rank(group),), (group,))
     if mesh.ndim not in OWN:
         raise ValueError(f"mesh has {mesh.ndim} dimensions; expected one or two; pass a part of it, mesh['name']")
+    if not all(bool((mesh.mesh.diff(dim=dim) > 0).all()) for dim in range(mesh.ndim)):
+        # PyTorch sorts the ranks of a group, so that a rank's number there would not be its place on the mesh.
+        raise ValueError(
+            f"mesh is {mesh.mesh.tolist()}; expected ranks that ascend along each dimension; create the mesh "
+            "with ranks in ascending order"
+        )
     at = mesh.get_coordinate()
     if at is None:
         raise ValueError(
@@ -102,6 +110,8 @@ def checked(
         raise TypeError("some operands are DTensors and others are not; expected either; pass tensors of one kind")
     alpha, beta, precision = real("alpha", alpha), real("beta", beta), canonical(precision)
     panel = None if panel is None else index("panel", panel)
+    if panel is not None and panel > MOST_ELEMENTS:
+        panel = MOST_ELEMENTS  # the facts are integers of 64 bits
     if panel == 0:
         raise ValueError("panel is 0; expected a positive number of elements; pass None to have it chosen")
     if beta != 0 and out is None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ..gemm.precision import IEEE
+from ..gemm.request import check_terms
 from ..torch.operators import compute_into
 from ..typing import PrecisionName, Scalar
 from .agreement import Mesh, agreed
@@ -197,6 +198,7 @@ def _computed(
         groups = [None, ranks.groups[0]] if by_cols else [ranks.groups[0], None]
     columns, lines = (one if extent > 1 else None for one, extent in zip(groups, division.grid))
     rows, cols = division.holds(coordinate)
+    check_terms(call.precision, division.shape[2])  # here, all ranks refuse it
     if out is None:
         out = a.new_empty(rows.extent, cols.extent)
     work = _work(division, call, everyone)

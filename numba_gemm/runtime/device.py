@@ -323,7 +323,7 @@ class Device:
         if swapped:
             launches = launches.with_operands_swapped()
         kernels, announce = [step.kernel for step in launches.steps], None
-        if self.load.known(kernels) is None:
+        if self.load.known(kernels) is None:  # those that are loaded were checked
             self.check(stage, config, launches.multiplication.kernel)
             if Device.before_compiling is not None:
                 whole = product.transposed if swapped else product

@@ -136,6 +136,19 @@ def test_few_elements_are_read_where_something_is_special(of_x, values, most):
     assert 0 < Counted.reads <= overlap * lines * most
 
 
+def test_a_search_ends_where_sums_must_be_recomputed():
+    from numba_gemm.kernels.tensor_core.special_values import AHEAD, infinite_terms
+
+    x, y = np.full((16, 1000), 1e20, np.float32), np.full((1000, 128), 1e20, np.float32)
+    every = np.uint64((1 << 64) - 1)
+    Counted.reads = 0
+    with np.errstate(all="ignore"):
+        operands = x.view(Counted), y.view(Counted)
+        *_, large = infinite_terms(2, 32)(every, marks_of(x, 6), marks_of(y.T, 6), *operands, 0, 0, 6)
+    assert large == every
+    assert 0 < Counted.reads <= 2 * (AHEAD + 1)  # one element of each row; no column is searched
+
+
 def test_sums_that_are_not_wanted_cost_nothing():
     x, y = np.ones((16, 1000), np.float32), np.ones((1000, 16), np.float32)
     x[8], y[:, 9] = NAN, INF
@@ -223,7 +236,7 @@ def test_special_values_come_out_as_in_float32(precision, operands, layout):
     warp.x, warp.y = x, y
     with np.errstate(all="ignore"):
         warp.parts = simulated_decomposition(precision, x, y.T)
-        warp.sums[...] = NAN  # beyond C, where it costs nothing and is not stored
+        warp.sums[...] = NAN  # beyond C: it is searched for, and not stored
         warp.sums[:m, :n] = sums_of_parts(precision, *warp.parts, x, y)
     alpha, beta = (1.0, 0.0) if layout == "rows" else (-0.5, 0.5)
     found = warp.store("pairs", alpha, beta)

@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from numba_gemm.distributed import distributed_sgemm, sgemm
 
@@ -36,6 +37,7 @@ REFUSED = {
     "tensor cores": (lambda own: {"precision": "bf16x6"}, "no matrix instructions", "refused its arguments"),
     "alpha": (lambda own: {"alpha": 2.0}, "ranks disagree: alpha is 1.0 at 0 of the mesh and 2.0", None),
     "panel": (lambda own: {"panel": 2}, "ranks disagree: panel is not given at 0", None),
+    "huge panel": (lambda own: {"panel": 1 << 63}, "ranks disagree: panel", None),
     "no panel": (lambda own: {"panel": 0}, "panel is 0", "refused its arguments"),
     "placements": (lambda own: {"placements": ("Shard(0)", "Shard(1)")}, "placements of b is Shard(0) at 0", None),
     "result": (lambda own: {"out_placements": "Replicate"}, "placements of the result is not given at 0", None),
@@ -81,6 +83,10 @@ def disagreement(rank, world):
     ):
         text = refusal(**shards(rank), out=out)
         assert expected in text, text
+    if world > 1:
+        backwards = DeviceMesh("cpu", list(reversed(range(world))))
+        text = refusal(**shards(rank), mesh=backwards)
+        assert "expected ranks that ascend" in text, text
     by_columns = ("Shard(1)", "Shard(1)")
     text = refusal(a=torch.ones(8, 3), b=torch.ones(3 * world, 2), placements=by_columns, out_placements="Shard(0)")
     assert "pass one of these results: Shard(1), Replicate" in text, text

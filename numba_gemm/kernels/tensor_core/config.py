@@ -6,8 +6,8 @@ copy brings any number of rows of a slot. Within 128 bytes the eight 16-byte chu
 modulo eight, as the matrix instruction reads them (the "128-byte swizzle"). In a scaled precision one more row follows:
 the logarithm of the scale of each row of A, or column of B, as floats.
 
-With several parts, each row has one more word per row of A (or column of B), behind all the others. In the rows of
-first parts this is a mark: above 0.0 if an element of the slot may not be ordinary (`special_values`), otherwise 0.0.
+With several parts, these words are followed by one more per row of A (or column of B). Behind first parts it is a mark:
+above 0.0 if an element of the slot may not be ordinary (`special_values`), otherwise 0.0. The others are not written.
 """
 
 from __future__ import annotations

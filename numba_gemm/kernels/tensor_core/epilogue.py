@@ -1,8 +1,8 @@
-"""Epilogue of a tile: remove the scales, recompute what is not finite, and write C.
+"""Epilogue of a tile: remove the scales, replace what is not finite, and write C.
 
-The parts of finite elements, or their products, may be infinite where float32's own sum would be finite, or an infinity
-of one sign. Results of NaN or infinity are therefore recomputed from the original operands (`special_values`). So are
-results close to infinity, since truncated sums may fail to reach it.
+Parts of finite elements and their products may be infinite, where the sum of float32 products is finite. Results of NaN
+or infinity are therefore determined from the original operands (`special_values`). So are results close to infinity,
+since truncated sums may fail to reach it.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ The parts of a special element, NaN or an infinity, or of one that rounds to inf
 of: an infinity has a rest of NaN. What such a sum is in float32 depends on few of its terms, however. Elements of at
 most `ORDINARY` have products, and sums of products, far below infinity. So if all other elements of a row and a column
 are that small, the result follows from the infinite terms: NaN if one is NaN or two have opposite signs, otherwise
-their infinity. It is NaN in these cases even if other elements are larger.
+their infinity.
 
 The decomposition marks the slots of each row of A, and column of B, in which an element is not ordinary. A thread
 searches the marked slots of its rows and columns for these elements, once for all of its sums. Sums that do not follow
-from infinite terms are recomputed term by term: those that overflow, and infinite ones that have a finite element above
-`ORDINARY` among their operands.
+from infinite terms are recomputed term by term: those that overflow, and those for which a finite element above
+`ORDINARY` is found before it is known that they are NaN.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def infinite_terms(rows: int, cols: int, ahead: int = AHEAD):
     `a` and `b` are the decomposed operands, `x` and `y` the original ones; a slot has ``2**slot_bits`` terms. The
     function returns three masks: of sums with a term of plus infinity, of sums with one of minus infinity, and of sums
     with an element that is finite and not ordinary. A term that is NaN counts as both infinities. A search ends when
-    all sums of its row or column are NaN.
+    each wanted sum of its row or column is NaN or has such an element: it is found out, or must be recomputed.
     """
     ONE_ROW, ONE_COL, TOGETHER = (1 << cols) - 1, sum(1 << i * cols for i in range(rows)), min(8, max(rows, cols))
     next_special = search(ahead)
@@ -128,7 +128,7 @@ def infinite_terms(rows: int, cols: int, ahead: int = AHEAD):
             while line < count:
                 wanted = sums & (mask << uint64(line * step))
                 place, k = place_of(first, line, paired, own.shape[0]), int64(-1)
-                while k + 1 < end and positive & negative & wanted != wanted:
+                while k + 1 < end and (positive & negative | large) & wanted != wanted:
                     k = next_special(parts, own, place, k + 1, slot_bits)
                     value = own[place, min(k, end - 1)]
                     if k < end and abs(value) < float32(inf):
