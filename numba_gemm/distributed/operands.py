@@ -27,7 +27,7 @@ from .placements import OTHER, Placements, placement
 
 __all__ = ["Call", "checked", "mesh_of", "read_mesh", "shard_of"]
 
-MOST_ELEMENTS = 1 << 62
+MOST_ELEMENTS = 1 << 62  # of a panel: facts are integers of 64 bits
 
 
 class Call(NamedTuple):
@@ -109,9 +109,7 @@ def checked(
     if any(divided) and not all(divided):
         raise TypeError("some operands are DTensors and others are not; expected either; pass tensors of one kind")
     alpha, beta, precision = real("alpha", alpha), real("beta", beta), canonical(precision)
-    panel = None if panel is None else index("panel", panel)
-    if panel is not None and panel > MOST_ELEMENTS:
-        panel = MOST_ELEMENTS  # the facts are integers of 64 bits
+    panel = None if panel is None else min(index("panel", panel), MOST_ELEMENTS)
     if panel == 0:
         raise ValueError("panel is 0; expected a positive number of elements; pass None to have it chosen")
     if beta != 0 and out is None:

@@ -39,7 +39,7 @@ class TensorMaps:
     def __init__(self) -> None:
         self._places: dict[tuple[Any, ...], int] = {}
         self._free: list[int] = []
-        self._count = 0
+        self._pages: set[int] = set()  # addresses
         self._stream: Any = None
 
     def places(self, matrices: Sequence[tuple[int, MapOf]]) -> list[int] | None:
@@ -76,7 +76,7 @@ class TensorMaps:
             return self._free.pop()
         except IndexError:
             pass
-        if self._count >= MAX_MAPS:
+        if len(self._pages) * PAGE >= MAX_MAPS:
             return None
         with relaxed_capture():
             status, page = driver.cuMemAlloc(PAGE * MAP_BYTES)
@@ -84,7 +84,7 @@ class TensorMaps:
             return None
         if status != driver.CUresult.CUDA_SUCCESS:
             raise failure("cuMemAlloc", status)
-        self._count += PAGE
+        self._pages.add(int(page))
         self._free += range(int(page) + MAP_BYTES, int(page) + PAGE * MAP_BYTES, MAP_BYTES)
         return int(page)
 
@@ -95,7 +95,8 @@ class TensorMaps:
                 self._stream = call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
             begin, joined = 0, b""
             for place, encoded in sorted(data):
-                if joined and place != begin + len(joined):  # maps that are neighbours are copied together
+                # Maps that are neighbours in one page are copied together.
+                if joined and (place != begin + len(joined) or place in self._pages):
                     call(driver.cuMemcpyHtoDAsync, begin, joined, len(joined), self._stream)
                     joined = b""
                 begin, joined = (begin if joined else place), joined + encoded

@@ -51,7 +51,7 @@ def test_ordinary_elements_cannot_overflow():
 
 
 def sums_of(x, y, rows, cols, slot_bits, row=0, col=0, wanted=None):
-    """What a thread makes of its sums, (rows, cols), and the positions of these in C."""
+    """Yield the position in C and the value of each of a thread's sums, of `rows` rows and `cols` columns."""
     from numba_gemm.kernels.tensor_core.special_values import infinite_terms, special_sum
 
     a, b = marks_of(x, slot_bits), marks_of(y.T, slot_bits)

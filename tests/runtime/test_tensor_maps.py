@@ -107,7 +107,7 @@ def test_maps_end_where_their_places_do(fake):
     fake.status = fake.CUresult.CUDA_ERROR_OUT_OF_MEMORY
     assert place(maps, ADDRESS, wanted()) is None
     fake.status = fake.CUresult.CUDA_SUCCESS
-    maps._count = tensor_maps.MAX_MAPS
+    maps._pages = set(range(tensor_maps.MAX_MAPS // tensor_maps.PAGE))
     assert place(maps, ADDRESS, wanted()) is None
     assert not fake.written
 
@@ -139,6 +139,13 @@ def test_maps_that_are_neighbours_are_copied_together(fake):
         copies.append(fake.copies)
     assert copies == [2, 3, 4]
     assert [fake.written[place] for place in found] == [struct.pack("<Q", number) * 16 for number in range(1, 7)]
+
+
+def test_no_copy_spans_two_pages(fake):
+    maps, page = TensorMaps(), 1 << 20
+    maps._pages, maps._free = {page}, [page, page - 128]
+    assert maps.places([(ADDRESS, wanted()), (ADDRESS + 64, wanted())]) == [page - 128, page]
+    assert fake.copies == 2
 
 
 def test_if_one_of_two_maps_is_refused_neither_takes_a_place(fake):
