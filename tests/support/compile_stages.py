@@ -101,9 +101,13 @@ def _assembled(kernel: Any, cubin: Any, cc: tuple[int, int]) -> Any:
 
 
 def _hash(text: str) -> str:
-    """Return a hash of PTX without its target and the numbers of names."""
+    """Return a hash of PTX without its target, the numbers of names, and Numba's variables.
+
+    The module of a kernel declares a variable ``NumbaEnv...`` per device function, which nothing reads. How many there
+    are depends on the kernels that the process has compiled before.
+    """
     names: dict[str, str] = {}
-    text = re.sub(r"(?m)^\.target \w+", "", text)
+    text = re.sub(r"(?m)^\.target \w+|^\.common .* _ZN08NumbaEnv\w+;\n", "", text)
     text = re.sub(r"_ZN\w+|_cudapy_smem_\d+", lambda found: names.setdefault(found[0], f"name{len(names)}"), text)
     return hashlib.sha256(text.encode()).hexdigest()
 
