@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import fcntl
-import gc
 import os
 import shutil
 import signal
@@ -86,11 +85,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if ON_GPU and item.get_closest_marker("simulator"):
             item.add_marker(pytest.mark.skip(reason="checks the simulator"))
     items.sort(key=lambda item: item.get_closest_marker("alone") is not None)  # others need not wait for these
-
-
-def pytest_collection_finish() -> None:
-    """Keep the garbage collector from the tests and modules, which it would look at again and again."""
-    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
