@@ -32,6 +32,9 @@ OVERLAP = 2.49
 # Bytes of C per clock that an SM writes: in vectors, float by float through shared memory, and from where the sums are,
 # as small thread tiles do without an epilogue.
 STORE, STORE_STAGED, STORE_FLOATS = 93, 26, 7.8
+# The same, as a limit of all SMs, for a C whose rows in memory are columns of tiles: each float is written for itself.
+# Fitted to two products with short sums, which took 1.5 and 3.5 times as long as expected without it.
+STORE_COLUMNS = 0.7
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
 MEET, TRIP = 3550, 825
 # `thin` adds more parts than the first of these in groups, and then the groups' sums, which takes so many clocks more.
@@ -144,12 +147,12 @@ class Costs:
     __slots__ = (
         "_at_once",
         "_blocks",
-        "_in_groups",
         "_k_tile",
         "_size",
         "_store",
         "_tile",
         "config",
+        "in_groups",
         "most_columns",
         "narrow",
         "rate",
@@ -176,10 +179,8 @@ class Costs:
             for resident in range(rate.resident + 1)
         ]
         self.narrow = is_narrow(stage, config)
-        self._in_groups = stage.name == "thin"
-        self.most_columns = (
-            inf if not self.narrow else config.BN if self._in_groups else min(2 * config.BN, FEW_COLUMNS)
-        )
+        self.in_groups = stage.name == "thin"
+        self.most_columns = inf if not self.narrow else config.BN if self.in_groups else min(2 * config.BN, FEW_COLUMNS)
         self._tile = config.BM, config.BN, config.BK
         self._blocks = rate.resident * sm_count
         self._size = FLOAT32_BYTES * config.BM * config.BN
@@ -192,7 +193,7 @@ class Costs:
         if not self.narrow:
             return True
         along = self.rate.along
-        if self._in_groups and k < LONG_SUM and (along is None or m * k < LARGE_A):
+        if self.in_groups and k < LONG_SUM and (along is None or m * k < LARGE_A):
             return False
         if along is None:
             return m <= self.config.BM and n <= self.config.BN
@@ -254,7 +255,7 @@ class Costs:
     ) -> list[Way]:
         """Return the clocks that a product takes with some divisions, as `ways` does."""
         sms, store, k_tile, size, most, at_once, in_groups = (
-            self.sms, self._store, self._k_tile, self._size, self._blocks, self._at_once, self._in_groups
+            self.sms, self._store, self._k_tile, self._size, self._blocks, self._at_once, self.in_groups
         )  # fmt: skip
         found: list[Way] = []
         for division in divisions:
@@ -304,6 +305,11 @@ class Costs:
 def memory_clocks(elements: int, bandwidth: float, clock_hz: float) -> float:
     """Return the clocks that reading and writing elements takes; 0 if the bandwidth is not known."""
     return FLOAT32_BYTES * elements / (MEMORY_EFFICIENCY * bandwidth) * clock_hz if bandwidth else 0.0
+
+
+def columns_clocks(elements: int, sm_count: int) -> float:
+    """Return the clocks that writing a C that lies by columns takes at least, in stages other than `thin`."""
+    return FLOAT32_BYTES * elements / (STORE_COLUMNS * sm_count)
 
 
 @lru_cache(maxsize=16)

@@ -20,7 +20,7 @@ from ..kernels.tensor_core.stage import LONG_SUM, TensorStage
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..models.gpu_names import dotted
 from ..runtime.device import DeviceProperties
-from . import tensor_heuristics
+from . import cost_model, tensor_heuristics
 from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, Costs, Way, common_divisors, costs_of, memory_clocks
 from .precision import tensor_stage
 
@@ -207,7 +207,7 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     return found[:most]
 
 
-Candidate = tuple[float, int, Costs, bool, int, int]  # see `_ladder_candidates`
+Candidate = tuple[float, int, Costs, bool, int, int, float]  # see `_ladder_candidates`
 
 
 def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> list[Candidate]:
@@ -223,20 +223,25 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     Returns
     -------
     list of tuple
-        Clocks that no division can go below; the candidate's number; costs; swapped; tiles, and k-tiles of each.
+        Clocks that no division can go below; the candidate's number; costs; swapped; tiles, and k-tiles of each; clocks
+        that its bytes take.
     """
     m, n, k, matrices = wanted.m, wanted.n, wanted.k, wanted.matrices
     stage = only if isinstance(only, LadderStage) else None
     in_vectors = wanted.aligned and not wanted.epilogue
     both_ways = not wanted.epilogue and (min(m, n) <= FEW_COLUMNS or wanted.by_columns)
     found, a_along, b_along = [], wanted.a_along, wanted.b_along
+    by_columns = max(memory, cost_model.columns_clocks(matrices * m * n, wanted.sm_count))
+    as_is, transposed = (by_columns, memory) if wanted.by_columns else (memory, by_columns)
     for i, costs in enumerate(costs_of(stage, wanted.cc, wanted.sm_count, wanted.vectors, in_vectors)):
         if only is not None or not costs.narrow or (n <= costs.most_columns and costs.suits(m, n, k, a_along)):
-            least, tiles, k_tiles = costs.least(m, n, k, matrices, memory)
-            found.append((least, 2 * i, costs, False, tiles, k_tiles))
+            bound = memory if costs.in_groups else as_is
+            least, tiles, k_tiles = costs.least(m, n, k, matrices, bound)
+            found.append((least, 2 * i, costs, False, tiles, k_tiles, bound))
         if both_ways and costs.stage.takes_partition and (only is not None or costs.suits(n, m, k, b_along)):
-            least, tiles, k_tiles = costs.least(n, m, k, matrices, memory)
-            found.append((least, 2 * i + 1, costs, True, tiles, k_tiles))
+            bound = memory if costs.in_groups else transposed
+            least, tiles, k_tiles = costs.least(n, m, k, matrices, bound)
+            found.append((least, 2 * i + 1, costs, True, tiles, k_tiles, bound))
     return found
 
 
@@ -268,8 +273,8 @@ def _ranked_ladder(wanted: Problem, only: Stage | None) -> list[Choice]:
     memory = _memory(wanted)
     found = [
         (clocks, blocks, _choice(costs, division, swapped, clocks))
-        for _, _, costs, swapped, tiles, k_tiles in _ladder_candidates(wanted, only, memory)
-        for clocks, blocks, division in _timed(costs, tiles, k_tiles, memory, wanted.aligned)
+        for _, _, costs, swapped, tiles, k_tiles, bound in _ladder_candidates(wanted, only, memory)
+        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, wanted.aligned)
     ]
     # If several wait for memory alone, more blocks have more bytes under way.
     return [choice for *_, choice in sorted(found, key=lambda one: one[:2])]
@@ -280,10 +285,10 @@ def _best_ladder(wanted: Problem) -> Choice | None:
     best: tuple[float, int, int] = inf, 0, 0  # clocks, blocks negated, and number of the candidate, as in the ranking
     found: tuple[Costs, tuple[int, int] | None, bool] | None = None
     memory = _memory(wanted)
-    for least, i, costs, swapped, tiles, k_tiles in sorted(_ladder_candidates(wanted, None, memory)):
+    for least, i, costs, swapped, tiles, k_tiles, bound in sorted(_ladder_candidates(wanted, None, memory)):
         if least > best[0]:
             break
-        for clocks, blocks, division in _timed(costs, tiles, k_tiles, memory, wanted.aligned, best[0]):
+        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, wanted.aligned, best[0]):
             if clocks <= best[0] and (clocks, blocks, i) < best:
                 best, found = (clocks, blocks, i), (costs, division, swapped)
     return None if found is None else _choice(*found, best[0])
@@ -305,7 +310,10 @@ def _rounded_up(wanted: Problem) -> Problem:
     rows, cols, terms = ceil_div(m, tile) * tile, ceil_div(n, tile) * tile, ceil_div(k, k_tile) * k_tile
     elements = wanted.matrices * (rows * terms + terms * cols + rows * cols)
     multiply_adds = wanted.matrices * m * n * k
-    if memory_clocks(elements, wanted.memory_bandwidth, wanted.clock_hz) > multiply_adds / (MOST_LANES * sm_count):
+    in_bytes = memory_clocks(elements, wanted.memory_bandwidth, wanted.clock_hz)
+    if wanted.by_columns:
+        in_bytes = max(in_bytes, cost_model.columns_clocks(wanted.matrices * rows * cols, sm_count))
+    if in_bytes > multiply_adds / (MOST_LANES * sm_count):
         return wanted  # the bytes may decide
     return Problem(rows, cols, terms, *wanted[3:])
 

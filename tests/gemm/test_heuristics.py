@@ -68,9 +68,10 @@ def test_choice_is_the_fastest_predicted(wanted):
 
 @pytest.mark.parametrize("shape", [(8191, 8190, 1), (8191, 8190, 5), (5000, 70, 1000), (33, 20_000, 33)])
 @pytest.mark.parametrize("bandwidth", [4.8e12, 3e11])
-def test_rounding_extents_changes_no_choice(shape, bandwidth):
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_rounding_extents_changes_no_choice(shape, bandwidth, by_columns):
     """Neither where bytes decide nor where multiply-adds do."""
-    wanted = Problem(*shape, memory_bandwidth=bandwidth)
+    wanted = Problem(*shape, memory_bandwidth=bandwidth, by_columns=by_columns)
     assert best(wanted) == ranked(wanted)[0]
 
 
@@ -130,6 +131,13 @@ def test_fewer_multiprocessors_allow_larger_tiles():
 def test_a_column_major_c_is_computed_as_its_transpose():
     found = ranked(Problem(4096, 4096, 4096, aligned=False, by_columns=True))
     assert {one.swapped for one in found} == {False, True}
+
+
+def test_short_sums_are_written_along_the_rows_of_c():
+    """Each float of a transposed C is written for itself, which takes longer than the other bytes of short sums."""
+    wanted = Problem(16851, 29, 20, a_along=True, sm_count=132, clock_hz=1980e6, memory_bandwidth=4.8e12)
+    assert [best(one).swapped for one in (wanted, wanted._replace(by_columns=True))] == [False, True]
+    assert best(wanted._replace(k=8000)).swapped, "where multiply-adds take longest, fewer tiles do"
 
 
 def test_a_problem_is_read_from_its_operands():
