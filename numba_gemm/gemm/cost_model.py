@@ -39,6 +39,9 @@ STORE_COLUMNS = 0.7
 MEET, TRIP = 3550, 825
 # `thin` adds more parts than the first of these in groups, and then the groups' sums, which takes so many clocks more.
 IN_GROUP, REGROUP = 16, 3000
+# Clocks until `thin` has its first tiles if copies are of single floats. This and its `floats` in RATES are fitted to
+# 91 random products; that of 32x4x128, of which no long sums were among them, is its neighbour's.
+FIRST_FLOATS = 1000
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
 SHARED_RATE, LONE_RATE = 21.1, 138
 # Fraction of device memory's theoretical bandwidth that kernels reach.
@@ -97,13 +100,13 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
     ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02),
     ("stream_k", 256, 16, 16): Rate(0.5, alone=1300, resident=3, along=False),
     # For a C of few columns, with an A whose contiguous axis is k, and with any other.
-    ("thin", 16, 1, 256): Rate(0.0536, alone=223, resident=2, along=True),
-    ("thin", 32, 4, 128): Rate(0.129, alone=419, resident=2, along=True),
-    ("thin", 64, 8, 64): Rate(0.333, alone=403, resident=2, along=True),
-    ("thin", 64, 16, 64): Rate(0.467, alone=585, resident=1, along=True),
-    ("thin", 64, 1, 64): Rate(0.0484, alone=262, resident=1, along=False),
-    ("thin", 128, 4, 32): Rate(0.233, alone=388, resident=1, along=False),
-    ("thin", 64, 16, 32): Rate(0.4, alone=311, resident=3, along=False),
+    ("thin", 16, 1, 256): Rate(0.0536, alone=223, resident=2, floats=1.7, along=True),
+    ("thin", 32, 4, 128): Rate(0.129, alone=419, resident=2, floats=1.5, along=True),
+    ("thin", 64, 8, 64): Rate(0.333, alone=403, resident=2, floats=1.5, along=True),
+    ("thin", 64, 16, 64): Rate(0.467, alone=585, resident=1, floats=1.7, along=True),
+    ("thin", 64, 1, 64): Rate(0.0484, alone=262, resident=1, floats=1.5, along=False),
+    ("thin", 128, 4, 32): Rate(0.233, alone=388, resident=1, floats=2.9, along=False),
+    ("thin", 64, 16, 32): Rate(0.4, alone=311, resident=3, floats=1.9, along=False),
     # For a C of one tile.
     ("thin", 4, 4, 512): Rate(0.156, alone=400, resident=1),
     ("thin", 8, 8, 256): Rate(0.6, alone=668, resident=1),
@@ -148,6 +151,7 @@ class Costs:
         "_at_once",
         "_blocks",
         "_k_tile",
+        "_launch",
         "_size",
         "_store",
         "_tile",
@@ -181,6 +185,7 @@ class Costs:
         self.narrow = is_narrow(stage, config)
         self.in_groups = stage.name == "thin"
         self.most_columns = inf if not self.narrow else config.BN if self.in_groups else min(2 * config.BN, FEW_COLUMNS)
+        self._launch = LAUNCH + (FIRST_FLOATS if self.in_groups and not vectors else 0)
         self._tile = config.BM, config.BN, config.BK
         self._blocks = rate.resident * sm_count
         self._size = FLOAT32_BYTES * config.BM * config.BN
@@ -213,7 +218,7 @@ class Costs:
         shared = PIECE + store + MEET + TRIP - (-work // blocks) * alone
         longest = whole if whole < shared else shared
         most = busy if busy > memory else memory
-        return LAUNCH + (longest if longest > most else most), tiles, k_tiles
+        return self._launch + (longest if longest > most else most), tiles, k_tiles
 
     def divisions(self, tiles: int, k_tiles: int) -> list[tuple[int, int]]:
         """Return ways to divide a product: blocks, and tiles that one block each computes.
@@ -254,8 +259,8 @@ class Costs:
         least: float = inf,
     ) -> list[Way]:
         """Return the clocks that a product takes with some divisions, as `ways` does."""
-        sms, store, k_tile, size, most, at_once, in_groups = (
-            self.sms, self._store, self._k_tile, self._size, self._blocks, self._at_once, self.in_groups
+        launch, sms, store, k_tile, size, most, at_once, in_groups = (
+            self._launch, self.sms, self._store, self._k_tile, self._size, self._blocks, self._at_once, self.in_groups
         )  # fmt: skip
         found: list[Way] = []
         for division in divisions:
@@ -275,7 +280,7 @@ class Costs:
                 shared = divided_tiles * k_tiles
                 divided = -(-shared // blocks)  # k-tiles of divided tiles, of the block that has most
                 summing = divided * k_tile[resident]
-                if LAUNCH + clocks + summing + (PIECE + MEET if divided < k_tiles else PIECE) > limit:
+                if launch + clocks + summing + (PIECE + MEET if divided < k_tiles else PIECE) > limit:
                     continue
                 even = not (shared % blocks or k_tiles % divided)  # else pieces straddle tiles
                 of_tiles = divided / k_tiles
@@ -295,7 +300,7 @@ class Costs:
                         clocks += REGROUP
                         parts = IN_GROUP + parts / IN_GROUP
                     clocks += parts * size / reading + TRIP * -(-parts // at_once)
-            clocks += LAUNCH
+            clocks += launch
             if clocks < limit:
                 limit = clocks if clocks > least else least
             found.append((clocks, -blocks, division))
