@@ -18,7 +18,11 @@ import pytest
 from cuda.bindings import driver
 from numba import cuda
 
+import generate
 import numba_gemm
+from blocks import published
+from blocks.tables import HEADLINE_SHAPES
+from generate import BLOCK, GENERATORS
 from numba_gemm import kernels
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.lab.__main__ import main as lab_main
@@ -37,10 +41,6 @@ from numba_gemm.lab.bench import (
 )
 from numba_gemm.lab.bench.buffers import NORMAL, UNIFORM, DeviceBuffers, HostLibrary, NumbaLibrary, Reference
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.readme import __main__ as readme
-from numba_gemm.lab.bench.readme import published
-from numba_gemm.lab.bench.readme.__main__ import BLOCK, GENERATORS
-from numba_gemm.lab.bench.readme.tables import HEADLINE_SHAPES
 from numba_gemm.lab.bench.targets import case, groups, verdicts
 from numba_gemm.lab.bench.targets.experiment import EXPERIMENT as TARGETS
 from numba_gemm.lab.harness import command, environment, nvml, runner
@@ -1199,12 +1199,12 @@ class TestReadme:
         if text is not None:
             path.write_text(text, encoding="utf-8")
         places = [f"--pages={path}", f"--results={folder / 'latest'}", f"--ladder={folder / 'ladder'}"]
-        return readme.main([*places, *arguments])
+        return generate.main([*places, *arguments])
 
     @pytest.mark.parametrize(("block", "subject"), [("headline", "auto"), ("ladder", "warp_tiled")])
     def test_check_follows_the_results(self, block, subject, folder, capsys):
         assert self.run(folder, "--check", text=self.TEXT.format(block, "")) == 1
-        assert "README.md; run python -m" in capsys.readouterr().err
+        assert "README.md; run python docs/generate.py" in capsys.readouterr().err
         assert (folder / "README.md").read_text() == self.TEXT.format(block, "")
         assert self.run(folder) == 0
         assert self.run(folder, "--check") == 0
@@ -1227,7 +1227,7 @@ class TestReadme:
         assert self.run(folder, *pages, "--check") == 1
 
     def test_every_block_is_published_once(self):
-        texts = [page.read_text(encoding="utf-8") for page in readme.PAGES]
+        texts = [page.read_text(encoding="utf-8") for page in generate.PAGES]
         assert sorted(match["name"] for text in texts for match in BLOCK.finditer(text)) == sorted(GENERATORS)
 
     def test_headline_is_of_the_steady_state(self, folder):
@@ -1436,7 +1436,7 @@ class TestReadme:
     def test_precisions_alone(self, tmp_path):
         """The pages state ratios of contenders that were measured alone, and nothing about turns."""
         folder = tmp_path / "latest"
-        shutil.copytree(readme.RESULTS_FOLDER, folder)
+        shutil.copytree(generate.RESULTS_FOLDER, folder)
         table = folder / published.PRECISIONS_FOLDER / "results.csv"
         frame = pd.read_csv(table)
         public = frame["stage"].isin(("auto", "cublas")) & frame["median_us"].notna()
@@ -1458,7 +1458,7 @@ class TestReadme:
         assert re.search(r"\| `bf16x6` \|( [\d.]+ \(2\.40\) \|){5}", shown)
         assert "| ≥ 2.3 | 2.4 | " in targets
         assert "| ≥ 3.6 | **2**, missed | " in targets
-        for text in (readme.generate(readme.PAGES[0], found), shown, targets):
+        for text in (generate.generate(generate.PAGES[0], found), shown, targets):
             assert not re.search("took turns|take turns|in turns with other|burst|flatter|given here", text)
 
     @pytest.mark.parametrize("block", ["tensor_ladder", "special_values"])
@@ -1548,7 +1548,7 @@ class TestDocstrings:
             path.write_text(spoilt)
             capsys.readouterr()
             assert self.run(folder, "--check") == 1
-            assert "naive.py; run python -m" in capsys.readouterr().err
+            assert "naive.py; run python docs/generate.py" in capsys.readouterr().err
             assert path.read_text() == spoilt
             assert self.run(folder) == 0
         self.count(folder)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from numba_gemm.lab.bench.readme.published import Published, source
+from blocks.published import Published, source
 from numba_gemm.lab.bench.tables import Column, code, figure, number, significant, table, text
 
 TORCH, DIRECT = "torch", "tiled_sgemm"  # the ways that others are compared with

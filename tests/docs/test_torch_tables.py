@@ -7,9 +7,9 @@ import json
 import pandas as pd
 import pytest
 
+from blocks import torch_tables
+from blocks.published import Published
 from numba_gemm.lab.bench import torch_calls, transformer
-from numba_gemm.lab.bench.readme import torch_tables
-from numba_gemm.lab.bench.readme.published import Published
 
 ENVIRONMENT = {
     "gpu": {"name": "Some GPU", "multiprocessors": 2, "max_clock_mhz": 1000},
