@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 
 from blocks import published
-from blocks.published import Published, ReadmeError, source, spelled, tflops
+from blocks.published import Published, ReadmeError, alone, code, source, spelled, tflops
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, alone, fastest, records
-from numba_gemm.lab.bench.tables import MISSING, Column, Table, code, figure, number, significant, table, text
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, fastest, records
+from numba_gemm.lab.bench.tables import MISSING, Column, Table, figure, number, significant, table, text
 from numba_gemm.lab.harness.environment import device_name
 
 HEADLINE_SHAPES = (

@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from blocks.published import Published, source
-from numba_gemm.lab.bench.tables import Column, code, figure, number, significant, table, text
+from blocks.published import Published, code, source
+from numba_gemm.lab.bench.tables import Column, figure, number, significant, table, text
 
 TORCH, DIRECT = "torch", "tiled_sgemm"  # the ways that others are compared with
 LAST_STEPS = 50  # of which the mean loss is shown

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ import pandas as pd
 from numba_gemm import explain, precompile, tiled_sgemm
 from numba_gemm.device.units import ceil_div
 from numba_gemm.gemm.precision import IEEE
+from numba_gemm.lab.bench import steady
 from numba_gemm.lab.bench.buffers import DeviceBuffers, Reference, TorchLibrary
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS
@@ -30,7 +30,7 @@ from numba_gemm.runtime.timing import time_alone
 
 LAYOUTS: Final = ("NN", "NT", "TN", "TT")  # one letter each for A and B; T is the transpose of a row-major matrix
 MOST_FLOPS = 4e12
-WINDOW_S, CALLS_S = 0.04, 0.02
+WINDOW_S, CALLS_S, MOST_CALLS = 0.04, 0.02, 2000
 FP32_AUTO: Final = "fp32_auto"
 BF16X6: Final = "bf16x6"
 
@@ -170,18 +170,9 @@ def alone(stream: Any, call: Callable[[], Any]) -> tuple[float, float]:
     def enqueue(_stream: int) -> None:
         call()
 
-    times, end = list[float](), time.perf_counter() + WINDOW_S
     with contextlib.closing(time_alone(enqueue, stream=stream.cuda_stream, max_repeats=400)) as spans:
-        while not times or time.perf_counter() < end:
-            times.append(next(spans)[0])
-    us = statistics.median(times)
-    count = max(2, min(2000, round(CALLS_S * 1e6 / us)))
-    stream.synchronize()
-    begin = time.perf_counter()
-    for _ in range(count):
-        call()
-    stream.synchronize()
-    return us, (time.perf_counter() - begin) / count * 1e6
+        us, *_ = steady.window(spans, WINDOW_S)
+    return us, steady.plain_call_us(enqueue, stream.cuda_stream, us, CALLS_S, MOST_CALLS)
 
 
 def claims_of_random(frame: pd.DataFrame) -> dict[str, Any]:
