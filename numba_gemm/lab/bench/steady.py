@@ -57,7 +57,7 @@ def ratios(found: Mapping[str, Any], cublas: Mapping[str, Any]) -> dict[str, flo
 def window(
     spans: Iterator[tuple[float, bool]], length_s: float, nvml: Nvml | None = None
 ) -> tuple[float, float, ClockSamples]:
-    """Return the median time of spans in microseconds, mean power in watts (or NaN) and clocks, over so many seconds."""
+    """Return the median time of spans in microseconds, mean power in watts (or NaN) and clocks, over some seconds."""
     times: list[float] = []
     counted = None if nvml is None else nvml.energy_mj
     with sampled_clocks(nvml) as clocks:
