@@ -13,7 +13,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 RESULTS = Path("results") / "h200"
-# Tables that `numba_gemm.lab.notebook.recorded` reads, each with the file that describes its run, and outputs that
+# Tables that `numba_gemm.course.notebook.recorded` reads, each with the file that describes its run, and outputs that
 # `recorded_output` reads.
 RECORDED = (
     "latest/ceilings.json",

@@ -251,7 +251,7 @@ def row(stage: LadderStage, config: TileConfig, ordered: TileConfig, cc: tuple[i
     """Return one row of `rows`: the name of a configuration, and the analysis of it in another order."""
     made = compiled(stage, ordered, cc)
     order = ordered.order if stage.ordered else "-"
-    about = {"stage": stage.name, "config": config.name, "order": order}
+    about: dict[str, Any] = {"stage": stage.name, "config": config.name, "order": order}
     about |= {"registers": made.registers, "spills": made.spills}
     return about | asdict(ffma_stats(made.instructions, ordered))
 
