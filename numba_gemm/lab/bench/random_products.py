@@ -78,21 +78,13 @@ def random_products(shapes: int = 300, high: int = 20_000, seed: int = 25) -> It
         a, b, c = draw(m, k, layout[0]), draw(k, n, layout[1]), draw(m, n, "N")
         calls = {CUBLAS: functools.partial(torch.matmul, a, b, out=c)}
         calls |= {p: functools.partial(tiled_sgemm, a, b, out=c, precision=p) for p in (IEEE, FP32_AUTO, BF16X6)}
-        row = {
-            **shape._asdict(),
-            "layout": layout,
-            "aligned": aligned,
-            "auto": explain(a, b, precision=FP32_AUTO).precision,
-        }
+        row: dict[str, Any] = {**shape._asdict(), "layout": layout, "aligned": aligned}
+        row["auto"] = explain(a, b, precision=FP32_AUTO).precision
         precisions = {CUBLAS: IEEE, IEEE: IEEE, FP32_AUTO: row["auto"], BF16X6: BF16X6}
         row |= measured(torch, stream, calls, precisions, a, b, c)
-        least = min(row[f"{CUBLAS}_us"], row[f"{IEEE}_us"])
-        ratios = {
-            f"{IEEE}_ratio": row[f"{CUBLAS}_us"] / row[f"{IEEE}_us"],
-            "auto_ratio": least / row[f"{FP32_AUTO}_us"],
-            f"{BF16X6}_ratio": row[f"{CUBLAS}_us"] / row[f"{BF16X6}_us"],
-        }
-        yield row | ratios
+        theirs, own = row[f"{CUBLAS}_us"], row[f"{IEEE}_us"]
+        row |= {f"{IEEE}_ratio": theirs / own, "auto_ratio": min(theirs, own) / row[f"{FP32_AUTO}_us"]}
+        yield row | {f"{BF16X6}_ratio": theirs / row[f"{BF16X6}_us"]}
 
 
 def router_gates(

@@ -30,7 +30,7 @@ COMPILED = "torch.compile"
 SEED = 1
 HEAD = 64  # width of an attention head
 VOCABULARY = 64  # different tokens
-STEADY_SECONDS = 3.0  # that each way runs before it is timed, and while it is
+STEADY_SECONDS = 6.0  # that each way runs; the second half of its steps is timed
 SHOWN_LOSSES = 50  # last steps of which the mean loss is compared
 
 
@@ -169,21 +169,16 @@ def synchronize(torch: Any) -> None:
 
 
 def steady_ms(torch: Any, step: Callable[[], object]) -> float:
-    """Return median milliseconds of a step once it has run for some time."""
+    """Return median milliseconds of the second half of the steps that are made in some time."""
     ahead.wait_until_idle()  # kernels of other products are compiled ahead, which slows down the host
-    took = []
-    for timed in (False, True):
-        end = time.perf_counter() + (0.0 if SIMULATOR else STEADY_SECONDS)
-        while True:
-            synchronize(torch)
-            begin = time.perf_counter()
-            step()
-            synchronize(torch)
-            if timed:
-                took.append(1e3 * (time.perf_counter() - begin))
-            if time.perf_counter() >= end:
-                break
-    return statistics.median(took)
+    took, end = list[float](), time.perf_counter() + (0.0 if SIMULATOR else STEADY_SECONDS)
+    while not took or time.perf_counter() < end:
+        synchronize(torch)
+        begin = time.perf_counter()
+        step()
+        synchronize(torch)
+        took.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(took[len(took) // 2 :])
 
 
 def step_claims(frame: pd.DataFrame) -> dict[str, bool]:
