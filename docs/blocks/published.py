@@ -12,16 +12,13 @@ import pandas as pd
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS, EXTENTS, FAILURES, NOT_STAGES, dictionaries, load, records
 from numba_gemm.lab.bench.tables import Column, significant
+from numba_gemm.lab.bench.tensor_ladder import DECOMPOSE
 from numba_gemm.lab.harness.environment import GRAPHS, caption
 
 LADDER_SHAPE = Shape(4096, 4096, 4096)
 STEADY = "each contender alone at its steady state"
 ASIDE = "thin"  # the stage that is not meant for the ladder's shape
 PRECISIONS_FOLDER = "precisions"  # results of `bench.py --precisions`, `accuracy`, `tensor_ladder`, `special_values`
-
-# Names that experiments use which need Numba; this module does not.
-TARGETS_SUMMARY, VECTOR_GROUP, COPY = "targets_summary.csv", "vector", "device copy"
-DECOMPOSE, ON_DEVICE = "decompose", "on the device"
 STATISTICS = {"geomean": "geometric mean", "min": "least", "max": "most"}
 
 
