@@ -21,7 +21,6 @@ from numba_gemm.lab.bench import steady
 from numba_gemm.lab.bench.buffers import DeviceBuffers, Reference, TorchLibrary
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS
-from numba_gemm.lab.bench.transformer import torch_or_unavailable
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.models.roofline import gemm_flops
@@ -65,7 +64,8 @@ def random_products(shapes: int = 300, high: int = 20_000, seed: int = 25) -> It
     high: Largest extent.
     seed: Seed of shapes and operands.
     """
-    torch = torch_or_unavailable()
+    import torch
+
     generator, cases = torch.Generator(device="cuda").manual_seed(seed), random_cases(shapes, seed, high)
     precompile(
         shapes=[shape for shape, *_ in cases], layouts=LAYOUTS, precision=(IEEE, FP32_AUTO, BF16X6), progress=False
@@ -104,7 +104,8 @@ def router_gates(
     k: Widths of the model.
     seed: Seed of the operands.
     """
-    torch = torch_or_unavailable()
+    import torch
+
     generator, stream = torch.Generator(device="cuda").manual_seed(seed), torch.cuda.Stream()
     torch.cuda.set_stream(stream)
     for shape in (Shape(rows, cols, depth) for depth in k for cols in n for rows in m):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from numba_gemm.gemm.precision import IEEE
-from numba_gemm.lab.harness.experiment import Experiment, Unavailable
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.runtime import ahead
 from numba_gemm.simulator.switch import SIMULATOR
 
@@ -32,15 +32,6 @@ HEAD = 64  # width of an attention head
 VOCABULARY = 64  # different tokens
 STEADY_SECONDS = 6.0  # that each way runs; the second half of its steps is timed
 SHOWN_LOSSES = 50  # last steps of which the mean loss is compared
-
-
-def torch_or_unavailable() -> Any:
-    """Return PyTorch, or raise `Unavailable`: in the simulator, the harness does not look for it."""
-    try:
-        import torch
-    except ImportError:
-        raise Unavailable("PyTorch is not here; install it") from None
-    return torch
 
 
 def layer(torch: Any, width: int) -> Any:
@@ -118,7 +109,8 @@ def transformer_step(
     width: Width of the model; the hidden layer is four times as wide.
     sequence: Tokens of the one sequence.
     """
-    torch = torch_or_unavailable()
+    import torch
+
     from numba_gemm.torch.operators import DEVICE
 
     torch.manual_seed(SEED)
@@ -216,7 +208,8 @@ def training(
     sequence: Tokens of a sequence.
     batch: Sequences per step.
     """
-    torch = torch_or_unavailable()
+    import torch
+
     from numba_gemm.torch.operators import DEVICE
 
     rows: list[dict[str, Any]] = []
