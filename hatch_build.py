@@ -13,7 +13,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 RESULTS = Path("results") / "h200"
-# Tables that `numba_gemm.lab.notebook.recorded` reads, each with the file that describes its run, and outputs that
+# Tables that `numba_gemm.course.notebook.recorded` reads, each with the file that describes its run, and outputs that
 # `recorded_output` reads.
 RECORDED = (
     "latest/ceilings.json",
@@ -22,7 +22,8 @@ RECORDED = (
     "latest/orders.*",
     "latest/results.csv",
     "latest/targets.*",
-    "latest/precisions/accuracy.*",
+    "latest/precisions/accuracy.csv",
+    "latest/precisions/accuracy.json",
     "latest/precisions/environment.json",
     "latest/precisions/results.csv",
     "latest/precisions/tensor_ladder.*",

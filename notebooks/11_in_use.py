@@ -30,7 +30,7 @@ if importlib.util.find_spec("numba_gemm") is None:
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", package])
     site.main()  # as when Python starts: numba-cuda replaces numba.cuda
 
-from numba_gemm.lab import notebook
+from numba_gemm.course import notebook
 
 notebook.begin(on_gpu=True)
 

@@ -33,8 +33,8 @@ try:
         DeadKernelError,
     )
 
+    from numba_gemm.course.notebook import Listing, difference, source
     from numba_gemm.lab.harness.command import command, json_text, write_files
-    from numba_gemm.lab.notebook import Listing, difference, source
     from numba_gemm.terminal import at_least_one
 except ModuleNotFoundError as missing:
     sys.exit(f"{missing}: pip install -e '.[cu13,notebooks]' brings it")

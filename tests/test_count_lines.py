@@ -32,6 +32,7 @@ def tree(tmp_path):
         "numba_gemm/api.py": "a = 1\n\n   \nb = 2\n",
         "numba_gemm/gemm/one/deep.py": "a = 1\r\n\r\nb = 2",
         "numba_gemm/gemm/notes.txt": "no Python\n",
+        "docs/blocks/one.py": "a = 1\n",
         "tests/test_one.py": '"""x"""\n',
         "other.py": "not counted\n",
     }.items():
@@ -41,7 +42,7 @@ def tree(tmp_path):
 
 
 def test_without_git(tree, monkeypatch):
-    expected = [("numba_gemm", "2"), ("numba_gemm/gemm", "2"), ("tests", "1"), ("total", "5")]
+    expected = [("docs", "1"), ("numba_gemm", "2"), ("numba_gemm/gemm", "2"), ("tests", "1"), ("total", "6")]
     assert rows(tree) == ("Non-blank lines of Python (no tag to compare with):", expected)
     monkeypatch.setenv("PATH", "")
     assert rows(tree)[1] == expected
@@ -62,7 +63,8 @@ def test_change_since_the_last_tag(tree, tmp_path, monkeypatch):
     (tree / "numba_gemm" / "api.py").unlink()
     (tree / "tests" / "test_two.py").write_text("a = 1\nb = 2\n")
     git("commit", "-a", "-m", "second")
-    expected = [("numba_gemm", "0", "-2"), ("numba_gemm/gemm", "2", "+0"), ("tests", "3", "+2"), ("total", "5", "+0")]
+    expected = [("docs", "1", "+0"), ("numba_gemm", "0", "-2"), ("numba_gemm/gemm", "2", "+0")]
+    expected += [("tests", "3", "+2"), ("total", "6", "+0")]
     assert rows(tree) == ("Non-blank lines of Python (change since v1):", expected)
     git("clone", "--depth=1", tree.as_uri(), str(tmp_path / "shallow"))
     assert "no tag" in rows(tmp_path / "shallow")[0]

@@ -198,7 +198,7 @@ from pathlib import Path
 sys.modules |= dict.fromkeys(("fcntl", "grp", "pwd", "resource", "termios"))
 for name in ("O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "getuid", "geteuid", "sched_getaffinity"):
     delattr(os, name)
-from numba_gemm.lab import notebook
+from numba_gemm.course import notebook
 notebook.begin()
 IMPORT = re.compile(r"^(?:from|import) numba_gemm.*?(?:\\((?:.|\\n)*?\\))?$", re.MULTILINE)
 for path in sorted(Path("notebooks").glob("0[0-8]_*.py")):

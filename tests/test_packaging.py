@@ -72,7 +72,7 @@ def hook():
 
 
 def test_the_wheel_has_the_tables_that_notebooks_show_and_no_others(hook):
-    sources = [*ROOT.glob("notebooks/*.py"), ROOT / "numba_gemm" / "lab" / "notebook.py"]
+    sources = [*ROOT.glob("notebooks/*.py"), ROOT / "numba_gemm" / "course" / "notebook.py"]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     shown = set(re.findall(r'"((?:latest|memory_lab)/[\w/]+\.csv)"', text)) - {"latest/none.csv"}
     assert {"latest/counters.csv", "memory_lab/memory_spaces.csv"} <= shown

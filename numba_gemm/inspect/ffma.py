@@ -238,7 +238,8 @@ def orders(stage: LadderStage, config: TileConfig) -> Iterator[TileConfig]:
 def rows(stage: LadderStage, cc: tuple[int, int], config_name: str | None = None) -> Iterator[dict[str, Any]]:
     """Yield one row per configuration, or of only the named one, and per order, for aligned operands.
 
-    ``pandas.DataFrame(rows(stage, (9, 0)))`` has the columns stage, config, order, registers and those of `FfmaStats`.
+    ``pandas.DataFrame(rows(stage, (9, 0)))`` has the columns stage, config, order, registers, spills, and those of
+    `FfmaStats`.
     """
     for config in stage.configs:
         if config_name in (None, config.name):
@@ -250,7 +251,8 @@ def row(stage: LadderStage, config: TileConfig, ordered: TileConfig, cc: tuple[i
     """Return one row of `rows`: the name of a configuration, and the analysis of it in another order."""
     made = compiled(stage, ordered, cc)
     order = ordered.order if stage.ordered else "-"
-    about = {"stage": stage.name, "config": config.name, "order": order, "registers": made.registers}
+    about: dict[str, Any] = {"stage": stage.name, "config": config.name, "order": order}
+    about |= {"registers": made.registers, "spills": made.spills}
     return about | asdict(ffma_stats(made.instructions, ordered))
 
 
@@ -258,6 +260,7 @@ HEADINGS = {
     "config": "config",
     "order": "order",
     "registers": "regs",
+    "spills": "spills",
     "ffma": "FFMA",
     "loop_ffma": "in loop",
     "k_steps": "k-steps",

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from support.compile_stages import compiler_environment
 
+from numba_gemm.course import notebook as lessons
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.lab import notebook as lessons
 from numba_gemm.models.occupancy import LIMITS
 from numba_gemm.models.roofline import FP32_LANES_PER_SM
 
@@ -400,7 +400,7 @@ def test_a_measurement_is_read(monkeypatch, capsys):
 @pytest.mark.parametrize("wanted", [False, True])
 def test_the_choice_is_made_before_numba(wanted):
     code = (
-        "from numba_gemm.lab import notebook as lessons\n"
+        "from numba_gemm.course import notebook as lessons\n"
         f"lessons.begin(on_gpu={wanted})\n"
         "from numba_gemm.simulator.switch import SIMULATOR\n"
         "print('simulated', SIMULATOR)\n"

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import numpy as np
-import pandas as pd
 import pytest
 from support.compile_stages import compiler_environment
 from support.ladder_cases import Case, run
@@ -304,6 +303,7 @@ def test_ffma_table():
         values = dict(zip(names, row, strict=True))
         assert values["order"] == order
         assert values["loads of A and B"] == "4 LDG.128, 8 LDGSTS.128"
+        assert int(values["spills"]) == 0 or order != DEFAULT_ORDER, "others spill with some releases of the compiler"
         assert int(values["in loop"]) == 128 * int(values["k-steps"])  # whole outer products, none lost
         assert int(values["k-steps"]) in (2, 4, 8)
         assert int(values["on Volta"]) <= int(values["collide"]) <= int(values["in loop"])
@@ -361,15 +361,3 @@ def test_orders_give_the_same_bits(stage, order):
 def test_impossible_orders(extents, order, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         outer_product(*extents, order)
-
-
-def test_orders_are_compiled_without_a_gpu(tmp_path):
-    options = ("--static", "--stages", "async_copy", "--out", str(tmp_path))
-    status, _, errors = offline(run_command, "numba_gemm.lab.__main__", ["orders", *options])
-    assert status == 0, errors
-    frame = pd.read_csv(tmp_path / "orders.csv")
-    assert list(frame["order"]) == list(ORDERS)
-    assert list(frame["loads"]) == ["4 LDG.128, 8 LDGSTS.128"] * len(ORDERS)
-    assert frame["spills"][list(frame["order"]).index(DEFAULT_ORDER)] == 0
-    assert (frame["spills"] >= 0).all(), "other orders spill with some releases of the compiler"
-    assert (frame["k_steps"] % 1 == 0).all()

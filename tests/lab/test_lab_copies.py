@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from numba_gemm.course.notebook import recorded
 from numba_gemm.inspect import trace
 from numba_gemm.lab.memory import machine, mapped_streams, movement, overlap, transfers, zero_copy
 from numba_gemm.lab.memory.overlap import BLOCK, KERNEL, LEGACY, concurrent_ms, left_out, pieces, pipeline, staged_ms
@@ -37,7 +38,6 @@ from numba_gemm.lab.memory.transfers import (
     link_gb_s,
     packed_us,
 )
-from numba_gemm.lab.notebook import recorded
 from numba_gemm.runtime import pinned_memory
 
 simulator = pytest.mark.simulator

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from numba.core.errors import NumbaPerformanceWarning
 
+from numba_gemm.course.notebook import recorded
 from numba_gemm.lab.memory import carve_out, l2_persistence, unified_addressing, zero_copy
-from numba_gemm.lab.notebook import recorded
 from numba_gemm.models.occupancy import occupancy
 
 MIB = 1 << 20

@@ -14,8 +14,8 @@ import pytest
 from support import SUPPORT
 from support.compile_stages import compiler_environment
 
+import generate
 from numba_gemm.lab import __main__ as cli
-from numba_gemm.lab.bench.readme import __main__ as readme
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.registry import MEMORY, load
@@ -128,15 +128,15 @@ def test_asynchronous_copies_have_their_widths(compiled):
 def test_the_page_is_what_was_recorded(tmp_path, capsys):
     page = tmp_path / "page.md"
     text = (RECORDED.parents[2] / "docs" / "memory_lab.md").read_text(encoding="utf-8")
-    assert [match["name"] for match in readme.BLOCK.finditer(text)] == ["memory_lab", *MEMORY]
+    assert [match["name"] for match in generate.BLOCK.finditer(text)] == ["memory_lab", *MEMORY]
     arguments = [f"--pages={page}"]
     claim = text.replace("\n- so is ", "\n- it is said that so is ")
     for spoilt in (claim, text.replace("claims hold", "claims held")):
         page.write_text(spoilt, encoding="utf-8")
-        assert readme.main([*arguments, "--check"]) == 1
-        assert "page.md; run python -m" in capsys.readouterr().err
-        assert readme.main(arguments) == 0
-        assert page.read_text(encoding="utf-8") == text, "run python -m numba_gemm.lab.bench.readme"
+        assert generate.main([*arguments, "--check"]) == 1
+        assert "page.md; run python docs/generate.py" in capsys.readouterr().err
+        assert generate.main(arguments) == 0
+        assert page.read_text(encoding="utf-8") == text, "run python docs/generate.py"
 
 
 def test_every_module_is_listed():

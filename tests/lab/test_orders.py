@@ -41,15 +41,15 @@ def measured(monkeypatch):
         "device_scope": lambda _: contextlib.nullcontext(),
         "cublas": lambda: (Contender("cublas", lambda to: Bound(product(to)), via="torch"),),
         "device_properties": lambda _: SimpleNamespace(cc=(9, 0)),
-        "driver_error": lambda: None,
         "STAGES": {
             name: SimpleNamespace(name=name, min_cc=(8, 0), configs=["tiles"])
             for name in ("async_copy", "warp_tiled", "lazy")
         },
-        "static_row": lambda stage, config, cc: {"stage": stage.name, "config": config, "registers": 200},
     }.items():
         monkeypatch.setattr(orders, function, value)
     monkeypatch.setattr(orders.ffma, "orders", lambda stage, config: [config])
+    row = lambda stage, config, ordered, cc: {"stage": stage.name, "config": config, "registers": 200}  # noqa: E731
+    monkeypatch.setattr(orders.ffma, "row", row)
     return lambda *names, shape=SHAPE: orders.orders(shape, names)
 
 

@@ -14,6 +14,9 @@ import pandas as pd
 from numba_gemm.api import tiled_sgemm
 from numba_gemm.device.units import ceil_div
 from numba_gemm.gemm.precision import IEEE, runnable
+from numba_gemm.lab.bench.buffers import DeviceBuffers, Reference, TorchLibrary
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.results import CUBLAS
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.runtime.device import current_device, device_properties
 
@@ -68,14 +71,6 @@ def operands(distribution: str, m: int, n: int, k: int, seed: int) -> Matrices:
     return a.astype(np.float32), b.astype(np.float32)
 
 
-def quotients(torch: Any, c: Any, a: Any, b: Any) -> tuple[float, float]:
-    """Median and maximum of the error of C over ``|A| @ |B|``, for PyTorch tensors; 0 where that product is 0."""
-    wide_a, wide_b = a.double(), b.double()
-    size = wide_a.abs() @ wide_b.abs()
-    error = (c.double() - wide_a @ wide_b).abs() / torch.where(size == 0, torch.ones_like(size), size)
-    return float(error.median()), float(error.max())
-
-
 def measured(ks: Sequence[int], extent: int, seed: int, precisions: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """Yield one row per distribution, K and precision; cuBLAS's FP32 is called ``cublas``."""
     import torch
@@ -84,9 +79,10 @@ def measured(ks: Sequence[int], extent: int, seed: int, precisions: Sequence[Any
     for distribution in DISTRIBUTIONS:
         for k in ks:
             a, b = (torch.from_numpy(x).cuda() for x in operands(distribution, extent, extent, k, seed))
-            for name in ("cublas", *precisions):
-                c = torch.matmul(a, b) if name == "cublas" else tiled_sgemm(a, b, precision=name)
-                median, worst = quotients(torch, c, a, b)
+            reference = Reference(DeviceBuffers(TorchLibrary(torch), Shape(extent, extent, k), a, b, None))
+            for name in (CUBLAS, *precisions):
+                c = torch.matmul(a, b) if name == CUBLAS else tiled_sgemm(a, b, precision=name)
+                _, median, worst = reference.judge(c, IEEE if name == CUBLAS else name)
                 where = {"distribution": distribution, "m": extent, "n": extent, "k": k, "precision": name}
                 yield where | {"median": median, "max": worst}
 
@@ -109,7 +105,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     for axis, name in zip(axes.flat, names, strict=False):
         for i, precision in enumerate(precisions):
             rows = frame[(frame["distribution"] == name) & (frame["precision"] == precision)].sort_values("k")
-            look = {"color": "black" if precision == "cublas" else colours[i], "linewidth": 1.4}
+            look = {"color": "black" if precision == CUBLAS else colours[i], "linewidth": 1.4}
             axis.plot(rows["k"], rows["median"].clip(lower=1e-12), label=precision, **look)
             axis.plot(rows["k"], rows["max"].clip(lower=1e-12), linestyle="--", **look)
         axis.set(title=name.replace("_", " "), yscale="log", xlabel=f"K, M = N = {frame['m'].max()}")
@@ -135,6 +131,5 @@ EXPERIMENT = Experiment(
     needs=("gpu", "torch"),
     unavailable="the simulator has no tensor cores, and no cuBLAS to compare with",
     summary=medians,
-    picture="error_against_k.png",
     figure=(9.0, 13.0),
 )

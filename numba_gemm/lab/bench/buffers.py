@@ -27,8 +27,6 @@ from numba_gemm.runtime.device import current_device, synchronize
 from numba_gemm.runtime.driver import device_scope
 from numba_gemm.runtime.matrix import Matrix
 
-Extent = tuple[int, int, int]
-
 
 class HostLibrary:
     """NumPy: arrays of the simulator, and the reference's arithmetic if no GPU library is installed."""

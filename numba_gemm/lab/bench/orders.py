@@ -1,18 +1,15 @@
 """Effect of FMA order within a k-step.
 
-Each stage with `LadderStage.ordered` is compiled in every order. Every variant is verified and then timed together with
-the others, and with cuBLAS if it is available. Without a GPU, or with ``--static``, the variants are only compiled and
-analysed.
+Each stage with `LadderStage.ordered` is compiled and analysed in every order, as ``numba-gemm inspect STAGE --ffma``
+does without a GPU. Every variant is verified and then timed together with the others, and with cuBLAS if it is
+available.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 import pandas as pd
 
-from numba_gemm.inspect import ffma, report, sass
+from numba_gemm.inspect import ffma
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
 from numba_gemm.lab.bench.buffers import choose_library
@@ -25,10 +22,8 @@ from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.runtime.device import current_device, device_properties
 from numba_gemm.runtime.driver import device_scope
-from numba_gemm.simulator.probe import driver_error
 
 DEFAULT_SHAPE = Shape(4096, 4096, 4096)
-DEFAULT_CC = (9, 0)
 SEED, ROUNDS = 1, 15
 ORDERED = tuple(stage.name for stage in STAGES.values() if stage.ordered)
 
@@ -38,17 +33,6 @@ SHOWN = (
 )
 
 Variant = tuple[LadderStage, TileConfig]  # with one order of its FMAs
-
-
-def static_row(stage: LadderStage, config: TileConfig, cc: tuple[int, int]) -> dict[str, Any]:
-    """Compile a variant of the default configuration, and analyse its SASS if nvdisasm is available to print it."""
-    made = report.compiled(stage, config, cc)
-    about: dict[str, Any] = {"stage": stage.name, "config": stage.configs[0].name, "order": config.order}
-    about |= {"registers": made.registers, "spills": made.spills}
-    try:
-        return about | asdict(ffma.ffma_stats(made.instructions, config))
-    except sass.ToolMissing:
-        return about
 
 
 def measured(found: Sequence[Variant], shape: Shape, rounds: int, cc: tuple[int, int]) -> pd.DataFrame:
@@ -71,22 +55,14 @@ def compared(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(of_default=frame["tflops"] / own, of_cublas=frame["tflops"] / fastest)
 
 
-def orders(
-    shape: Shape = DEFAULT_SHAPE,
-    stages: Sequence[str] = ORDERED,
-    rounds: int = ROUNDS,
-    static: bool = False,
-) -> pd.DataFrame:
+def orders(shape: Shape = DEFAULT_SHAPE, stages: Sequence[str] = ORDERED, rounds: int = ROUNDS) -> pd.DataFrame:
     """Compile, analyse, check and time variants of stages, one row each.
 
     Parameters
     ----------
-    shape: M, N and K.
     stages: Stages, of those that take an order.
-    static: Only compile, for compute capability 9.0, as where there is no GPU.
     """
-    static = static or driver_error() is not None
-    cc = DEFAULT_CC if static else device_properties(current_device()).cc
+    cc = device_properties(current_device()).cc
     found = [
         (stage, ordered)
         for stage in map(STAGES.__getitem__, stages)
@@ -95,24 +71,21 @@ def orders(
     ]
     rows = []
     for stage, ordered in found:
-        rows.append(static_row(stage, ordered, cc))
+        rows.append(ffma.row(stage, stage.configs[0], ordered, cc))
         print(f"{len(rows)} of {len(found)} compiled: {stage.name}, {rows[-1]['config']}", flush=True)
-    if static:
-        return compared(pd.DataFrame(rows).assign(tflops=math.nan))
     timed = measured(found, shape, rounds, cc)
     baseline = {"stage": CUBLAS}
     return compared(pd.DataFrame([*rows, *[baseline] * (len(timed) - len(rows))]).join(timed))
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """Check the results of all variants, unless they were only compiled."""
-    return {"every product is correct": not frame["status"].isin(FAILURES).any()} if "status" in frame else {}
+    """Check the results of all variants."""
+    return {"every product is correct": not frame["status"].isin(FAILURES).any()}
 
 
 EXPERIMENT = Experiment(
     run=orders,
     claims=claims,
-    needs=(),
     unavailable="the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM",
     parse={"shape": parse_shape},
     allowed={"stages": ORDERED},

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -18,10 +17,10 @@ import pandas as pd
 from numba_gemm import explain, precompile, tiled_sgemm
 from numba_gemm.device.units import ceil_div
 from numba_gemm.gemm.precision import IEEE
+from numba_gemm.lab.bench import steady
 from numba_gemm.lab.bench.buffers import DeviceBuffers, Reference, TorchLibrary
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS
-from numba_gemm.lab.bench.transformer import torch_or_unavailable
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.models.roofline import gemm_flops
@@ -30,7 +29,7 @@ from numba_gemm.runtime.timing import time_alone
 
 LAYOUTS: Final = ("NN", "NT", "TN", "TT")  # one letter each for A and B; T is the transpose of a row-major matrix
 MOST_FLOPS = 4e12
-WINDOW_S, CALLS_S = 0.04, 0.02
+WINDOW_S, CALLS_S, MOST_CALLS = 0.04, 0.02, 2000
 FP32_AUTO: Final = "fp32_auto"
 BF16X6: Final = "bf16x6"
 
@@ -65,7 +64,8 @@ def random_products(shapes: int = 300, high: int = 20_000, seed: int = 25) -> It
     high: Largest extent.
     seed: Seed of shapes and operands.
     """
-    torch = torch_or_unavailable()
+    import torch
+
     generator, cases = torch.Generator(device="cuda").manual_seed(seed), random_cases(shapes, seed, high)
     precompile(
         shapes=[shape for shape, *_ in cases], layouts=LAYOUTS, precision=(IEEE, FP32_AUTO, BF16X6), progress=False
@@ -78,21 +78,13 @@ def random_products(shapes: int = 300, high: int = 20_000, seed: int = 25) -> It
         a, b, c = draw(m, k, layout[0]), draw(k, n, layout[1]), draw(m, n, "N")
         calls = {CUBLAS: functools.partial(torch.matmul, a, b, out=c)}
         calls |= {p: functools.partial(tiled_sgemm, a, b, out=c, precision=p) for p in (IEEE, FP32_AUTO, BF16X6)}
-        row = {
-            **shape._asdict(),
-            "layout": layout,
-            "aligned": aligned,
-            "auto": explain(a, b, precision=FP32_AUTO).precision,
-        }
+        row: dict[str, Any] = {**shape._asdict(), "layout": layout, "aligned": aligned}
+        row["auto"] = explain(a, b, precision=FP32_AUTO).precision
         precisions = {CUBLAS: IEEE, IEEE: IEEE, FP32_AUTO: row["auto"], BF16X6: BF16X6}
         row |= measured(torch, stream, calls, precisions, a, b, c)
-        least = min(row[f"{CUBLAS}_us"], row[f"{IEEE}_us"])
-        ratios = {
-            f"{IEEE}_ratio": row[f"{CUBLAS}_us"] / row[f"{IEEE}_us"],
-            "auto_ratio": least / row[f"{FP32_AUTO}_us"],
-            f"{BF16X6}_ratio": row[f"{CUBLAS}_us"] / row[f"{BF16X6}_us"],
-        }
-        yield row | ratios
+        theirs, own = row[f"{CUBLAS}_us"], row[f"{IEEE}_us"]
+        row |= {f"{IEEE}_ratio": theirs / own, "auto_ratio": min(theirs, own) / row[f"{FP32_AUTO}_us"]}
+        yield row | {f"{BF16X6}_ratio": theirs / row[f"{BF16X6}_us"]}
 
 
 def router_gates(
@@ -112,7 +104,8 @@ def router_gates(
     k: Widths of the model.
     seed: Seed of the operands.
     """
-    torch = torch_or_unavailable()
+    import torch
+
     generator, stream = torch.Generator(device="cuda").manual_seed(seed), torch.cuda.Stream()
     torch.cuda.set_stream(stream)
     for shape in (Shape(rows, cols, depth) for depth in k for cols in n for rows in m):
@@ -170,18 +163,9 @@ def alone(stream: Any, call: Callable[[], Any]) -> tuple[float, float]:
     def enqueue(_stream: int) -> None:
         call()
 
-    times, end = list[float](), time.perf_counter() + WINDOW_S
     with contextlib.closing(time_alone(enqueue, stream=stream.cuda_stream, max_repeats=400)) as spans:
-        while not times or time.perf_counter() < end:
-            times.append(next(spans)[0])
-    us = statistics.median(times)
-    count = max(2, min(2000, round(CALLS_S * 1e6 / us)))
-    stream.synchronize()
-    begin = time.perf_counter()
-    for _ in range(count):
-        call()
-    stream.synchronize()
-    return us, (time.perf_counter() - begin) / count * 1e6
+        us, *_ = steady.window(spans, WINDOW_S)
+    return us, steady.plain_call_us(enqueue, stream.cuda_stream, us, CALLS_S, MOST_CALLS)
 
 
 def claims_of_random(frame: pd.DataFrame) -> dict[str, Any]:

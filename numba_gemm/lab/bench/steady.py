@@ -31,7 +31,7 @@ def measure(
     before, settled = math.inf, False
     try:
         for _ in range(MOST_WINDOWS):
-            us, watts, clocks = _window(spans, nvml)
+            us, watts, clocks = window(spans, WINDOW_S, nvml)
             settled = abs(us / before - 1) < SETTLED
             if settled:
                 break
@@ -44,7 +44,7 @@ def measure(
         "steady_clock_mhz": clocks.median_mhz,
         "steady_watts": watts,
         "steady_throttle": "; ".join(filter(None, [clocks.throttle, "" if settled else "not settled"])),
-        "call_us": _plain_call_us(enqueue, stream, us),
+        "call_us": plain_call_us(enqueue, stream, us, CALLS_S, MOST_CALLS),
     }
 
 
@@ -54,21 +54,26 @@ def ratios(found: Mapping[str, Any], cublas: Mapping[str, Any]) -> dict[str, flo
     return {ratio: cublas.get(us, math.nan) / found[us] for us, ratio in names.items()} if found else {}
 
 
-def _window(spans: Iterator[tuple[float, bool]], nvml: Nvml | None) -> tuple[float, float, ClockSamples]:
-    """Return the median time of spans in microseconds, mean power in watts (or NaN) and clocks, over `WINDOW_S`."""
+def window(
+    spans: Iterator[tuple[float, bool]], length_s: float, nvml: Nvml | None = None
+) -> tuple[float, float, ClockSamples]:
+    """Return the median time of spans in microseconds, mean power in watts (or NaN) and clocks, over some seconds."""
     times: list[float] = []
     counted = None if nvml is None else nvml.energy_mj
     with sampled_clocks(nvml) as clocks:
         energy, begin = 0 if counted is None else counted(), time.perf_counter()
-        while (seconds := time.perf_counter() - begin) < WINDOW_S or not times:
+        while (seconds := time.perf_counter() - begin) < length_s or not times:
             times.append(next(spans)[0])
         watts = math.nan if counted is None else (counted() - energy) * 1e-3 / seconds
     return statistics.median(times), watts, clocks
 
 
-def _plain_call_us(enqueue: Call, stream: int, us: float) -> float:
-    """Return microseconds per call of a batch of plain calls, until the last one's result is there."""
-    count = max(2, min(MOST_CALLS, round(CALLS_S * 1e6 / max(us, 1e-3))))
+def plain_call_us(enqueue: Call, stream: int, us: float, seconds: float, most: int) -> float:
+    """Return microseconds per call of a batch of plain calls, until the last one's result is there.
+
+    The batch takes so many seconds if a call takes `us` microseconds, and has at most `most` calls.
+    """
+    count = max(2, min(most, round(seconds * 1e6 / max(us, 1e-3))))
     enqueue(stream)
     synchronize(stream)
     begin = time.perf_counter()

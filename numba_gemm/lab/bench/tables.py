@@ -54,11 +54,6 @@ def text(name: str, header: str = "") -> Column:
     return Column(header or name, lambda row: str(row[name]), left=True)
 
 
-def code(name: str, header: str = "") -> Column:
-    """Return a left-aligned column of names in code."""
-    return Column(header or name, lambda row: f"`{row[name]}`", left=True)
-
-
 def figure(header: str, name: str, show: Callable[..., str], *options: Any) -> Column:
     """Return a column of numbers, formatted by a function with these options."""
     return Column(header, lambda row: show(row[name], *options))

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm import tiled_sgemm
-from numba_gemm.lab.bench.transformer import synchronize, torch_or_unavailable
+from numba_gemm.lab.bench.transformer import synchronize
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.runtime import ahead
 from numba_gemm.runtime.timing import host_time_us
@@ -23,7 +23,8 @@ MOST_US = 8.0  # that the registered operator may take beyond a direct call
 
 def torch_calls(extent: int = 64) -> Iterator[dict[str, Any]]:
     """Time calls that allocate their result, in turns, without waiting for the GPU; one row per way."""
-    torch = torch_or_unavailable()
+    import torch
+
     from numba_gemm.torch import matmul, override
     from numba_gemm.torch.operators import DEVICE
 

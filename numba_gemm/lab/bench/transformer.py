@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from numba_gemm.gemm.precision import IEEE
-from numba_gemm.lab.harness.experiment import Experiment, Unavailable
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.runtime import ahead
 from numba_gemm.simulator.switch import SIMULATOR
 
@@ -30,17 +30,8 @@ COMPILED = "torch.compile"
 SEED = 1
 HEAD = 64  # width of an attention head
 VOCABULARY = 64  # different tokens
-STEADY_SECONDS = 3.0  # that each way runs before it is timed, and while it is
+STEADY_SECONDS = 6.0  # that each way runs; the second half of its steps is timed
 SHOWN_LOSSES = 50  # last steps of which the mean loss is compared
-
-
-def torch_or_unavailable() -> Any:
-    """Return PyTorch, or raise `Unavailable`: in the simulator, the harness does not look for it."""
-    try:
-        import torch
-    except ImportError:
-        raise Unavailable("PyTorch is not here; install it") from None
-    return torch
 
 
 def layer(torch: Any, width: int) -> Any:
@@ -118,7 +109,8 @@ def transformer_step(
     width: Width of the model; the hidden layer is four times as wide.
     sequence: Tokens of the one sequence.
     """
-    torch = torch_or_unavailable()
+    import torch
+
     from numba_gemm.torch.operators import DEVICE
 
     torch.manual_seed(SEED)
@@ -169,21 +161,16 @@ def synchronize(torch: Any) -> None:
 
 
 def steady_ms(torch: Any, step: Callable[[], object]) -> float:
-    """Return median milliseconds of a step once it has run for some time."""
+    """Return median milliseconds of the second half of the steps that are made in some time."""
     ahead.wait_until_idle()  # kernels of other products are compiled ahead, which slows down the host
-    took = []
-    for timed in (False, True):
-        end = time.perf_counter() + (0.0 if SIMULATOR else STEADY_SECONDS)
-        while True:
-            synchronize(torch)
-            begin = time.perf_counter()
-            step()
-            synchronize(torch)
-            if timed:
-                took.append(1e3 * (time.perf_counter() - begin))
-            if time.perf_counter() >= end:
-                break
-    return statistics.median(took)
+    took, end = list[float](), time.perf_counter() + (0.0 if SIMULATOR else STEADY_SECONDS)
+    while not took or time.perf_counter() < end:
+        synchronize(torch)
+        begin = time.perf_counter()
+        step()
+        synchronize(torch)
+        took.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(took[len(took) // 2 :])
 
 
 def step_claims(frame: pd.DataFrame) -> dict[str, bool]:
@@ -221,7 +208,8 @@ def training(
     sequence: Tokens of a sequence.
     batch: Sequences per step.
     """
-    torch = torch_or_unavailable()
+    import torch
+
     from numba_gemm.torch.operators import DEVICE
 
     rows: list[dict[str, Any]] = []

@@ -90,7 +90,6 @@ class Experiment:
     command: str = ""  # words after `numba-gemm`; by default `lab NAME`
     table: str = ""  # CSV file; by default NAME.csv
     record: str = ""  # JSON file; by default NAME.json
-    picture: str = ""  # file of the plot; by default NAME.png
     figure: tuple[float, float] = (9.0, 5.0)  # size of the plot in inches
     section: str = ""  # of the memory chapter of the CUDA C++ Best Practices Guide, such as "9.2.1.3"
     # Kernels by name, with their parameters' types such as "float32[::1], int64", for compilation without a GPU.
@@ -107,7 +106,7 @@ class Experiment:
     @property
     def files(self) -> tuple[str, ...]:
         """Files that a run writes: the table, its environment, and perhaps a summary and, as the last one, a plot."""
-        picture = (self.picture or f"{self.name}.png") if self.plot else ""
+        picture = f"{self.name}.png" if self.plot else ""
         table, record = self.table or f"{self.name}.csv", self.record or f"{self.name}.json"
         return tuple(filter(None, (table, record, self.summary_file, picture)))
 

@@ -33,8 +33,8 @@ def _torch() -> str | None:
     try:
         import torch
     except ModuleNotFoundError:
-        return "this needs PyTorch, through which cuBLAS is called: pip install torch"
-    return None if torch.cuda.is_available() else "this needs PyTorch, which finds no GPU"
+        return "this needs PyTorch: pip install torch"
+    return None if SIMULATOR or torch.cuda.is_available() else "this needs PyTorch, which finds no GPU"
 
 
 def _ncu() -> str | None:
@@ -64,7 +64,7 @@ ON_SIMULATOR = "with NUMBA_ENABLE_CUDASIM=1 it runs on the simulator, small"
 def check(experiment: Experiment) -> None:
     """Raise `Unavailable` if this machine cannot run an experiment."""
     if SIMULATOR:
-        missing: str | None = experiment.unavailable
+        missing = experiment.unavailable or (_torch() if "torch" in experiment.needs else None)
     else:
         missing = next((reason for need in experiment.needs if (reason := CHECKS[need]())), None)
         if missing and not experiment.unavailable and "simulator" not in experiment.needs:

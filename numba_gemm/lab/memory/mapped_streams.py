@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import Figure, bars
 from numba_gemm.lab.memory.overlap import BLOCK, PERIOD, SIGNATURES, worker
@@ -62,8 +61,6 @@ def mapped_streams(
     streams: Numbers of streams for staged copies and kernels; 1 is sequential.
     """
     with movement.Scope() as scope:
-        if not machine.attribute("CAN_MAP_HOST_MEMORY"):
-            raise Unavailable("this device cannot map host memory")
         streams_of = scope.streams(max(streams))
         hosts, devices = scope.pinned(2, elements), scope.on_device(2, elements)
         (source, result), (x, out), stream = hosts, devices, streams_of[0]

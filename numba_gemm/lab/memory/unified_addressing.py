@@ -12,7 +12,6 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES
-from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import Figure, bars
 from numba_gemm.runtime import pinned_memory
@@ -233,8 +232,6 @@ def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rou
     """
     blank = dict.fromkeys(COLUMNS)
     with machine.in_context():
-        if not machine.attribute("UNIFIED_ADDRESSING"):
-            raise Unavailable("this device has an address range of its own")
         usable = bool(machine.attribute("CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM"))
         kinds = HOST_MEMORY + DEVICE_MEMORY[: 1 + bool(machine.attribute("MANAGED_MEMORY"))]
         yield from (blank | described(memory, elements, usable) for memory in kinds)

@@ -9,7 +9,6 @@ from cuda.bindings import driver
 from numba import cuda, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
-from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import Figure, bars, curves
 from numba_gemm.lab.memory.strided_copy import sectors_a_warp
@@ -81,8 +80,6 @@ def zero_copy(
     strides: Floats between neighbouring lanes, in single passes.
     """
     with movement.Scope() as scope:
-        if not machine.attribute("CAN_MAP_HOST_MEMORY"):
-            raise Unavailable("this device cannot map host memory")
         (stream,), (host,), (x, out) = scope.streams(), scope.pinned(1, elements), scope.on_device(2, elements)
         host[:] = np.arange(elements) % 1000
         mapped, grid, copy = movement.mapped(host), elements // BLOCK, movement.copying(x, host)

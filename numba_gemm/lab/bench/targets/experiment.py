@@ -64,7 +64,6 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
 EXPERIMENT = Experiment(
     run=targets,
     claims=claims,
-    needs=("gpu", "torch"),
     allowed={"only": GROUPS},
     small={"tiny": True, "shapes": 2},
     progress=last_row,

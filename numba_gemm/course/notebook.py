@@ -106,7 +106,7 @@ def _show_figures() -> None:
     from matplotlib.figure import Figure
 
     from ..inspect.draw import alt_text
-    from .harness.pictures import png
+    from ..lab.harness.pictures import png
 
     def described(figure: Any) -> tuple[bytes, dict[str, str]]:
         return png(figure, dpi=DOTS_PER_INCH), {"alt": alt_text(figure)}
@@ -314,7 +314,7 @@ def _alone() -> Iterator[None]:
 @cache
 def _ceilings(gpu: str) -> Ceilings:
     """Return measured ceilings of a GPU of this name: recorded for an H200, else measured now."""
-    from .bench import ceilings
+    from ..lab.bench import ceilings
 
     found, name = ceilings.load(RECORDED / "h200" / "latest" / ceilings.FILE)
     if name == gpu or not has_gpu():
@@ -334,8 +334,8 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     from ..kernels.ladder import STAGES
-    from .bench.model import predicted
-    from .bench.results import OK, records
+    from ..lab.bench.model import predicted
+    from ..lab.bench.results import OK, records
 
     if (count := len(results[["m", "n", "k"]].drop_duplicates())) != 1:
         raise ValueError(f"expected results of one shape, got {count}")

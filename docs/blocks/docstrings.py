@@ -9,13 +9,15 @@ from typing import Any
 
 import pandas as pd
 
+from blocks import published
+from blocks.published import ASIDE, LADDER_SHAPE, Published, ReadmeError, Rows, alone, tflops
 from numba_gemm.kernels import STAGES
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.counters import COUNTERS, KEY, TOTAL, WAVEFRONTS
-from numba_gemm.lab.bench.readme import published
-from numba_gemm.lab.bench.readme.published import ASIDE, LADDER_SHAPE, Published, ReadmeError, Rows, tflops
-from numba_gemm.lab.bench.results import AUTO, CUBLAS, OK, alone, dictionaries, fastest
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, OK, dictionaries, fastest
 from numba_gemm.lab.bench.tables import number, significant
+from numba_gemm.lab.bench.targets.case import COPY
+from numba_gemm.lab.bench.tensor_ladder import DECOMPOSE
 from numba_gemm.lab.harness.environment import device_name
 
 # Parts of the module docstrings of stages; the lines of a paragraph after its first are indented.
@@ -51,7 +53,7 @@ def tensor_measured(name: str, rows: Rows, found: Published) -> str:
     )
     if (at := stages.index(name)) and (before := rows[stages[at - 1]])["precision"] == row["precision"]:
         text += f" and {number(row['tflops'] / before['tflops'], 2)} times {stages[at - 1]}"
-    if row["precision"] == rows[published.DECOMPOSE]["precision"]:
+    if row["precision"] == rows[DECOMPOSE]["precision"]:
         text += ", decomposition not counted"
     return filled(
         f"{text}; {row['registers']:.0f} registers per thread; of positive operands the "
@@ -128,11 +130,10 @@ def measured_below(stage: str, rows: Rows) -> list[str]:
 def measured_aside(found: Published) -> str:
     """Return the paragraph of the stage for a C with few columns, from the targets in which B has few columns."""
     rows, how = found.measured("targets")
-    group = published.VECTOR_GROUP
-    ours = [row for row in rows if row["group"] == group and row["m"] > row["n"] and row["status"] == OK]
+    ours = [row for row in rows if row["group"] == "vector" and row["m"] > row["n"] and row["status"] == OK]
     if not ours:
-        raise ReadmeError(f"{found.folder / 'targets.csv'} holds no product of the group {group}")
-    ratios = [[row for row in ours if row["baseline"] == baseline] for baseline in (published.COPY, CUBLAS)]
+        raise ReadmeError(f"{found.folder / 'targets.csv'} holds no product of the group vector")
+    ratios = [[row for row in ours if row["baseline"] == baseline] for baseline in (COPY, CUBLAS)]
     shares, over_cublas = (listed([number(float(row["ratio"]), 2) for row in some]) for some in ratios)
     columns = listed([str(row["n"]) for row in ratios[0]])
     return (

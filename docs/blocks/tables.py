@@ -8,11 +8,13 @@ from typing import Any
 
 import pandas as pd
 
+from blocks import published
+from blocks.published import Published, ReadmeError, alone, code, source, spelled, tflops
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.readme import published
-from numba_gemm.lab.bench.readme.published import Published, ReadmeError, source, spelled, tflops
-from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, alone, fastest, records
-from numba_gemm.lab.bench.tables import MISSING, Column, Table, code, figure, number, significant, table, text
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, fastest, records
+from numba_gemm.lab.bench.tables import MISSING, Column, Table, figure, number, significant, table, text
+from numba_gemm.lab.bench.targets.experiment import EXPERIMENT as TARGETS
+from numba_gemm.lab.bench.tensor_ladder import DECOMPOSE
 from numba_gemm.lab.harness.environment import device_name
 
 HEADLINE_SHAPES = (
@@ -85,7 +87,7 @@ def cuda_c(found: Published) -> str:
 
 def targets(found: Published) -> str:
     """Table of the public function's targets and measurements."""
-    judged, how = found.measured("targets", published.TARGETS_SUMMARY)
+    judged, how = found.measured("targets", TARGETS.summary_file)
     others = [row for row in judged if OTHER_ARRAYS.search(row["what"])]
 
     def cases(row: Mapping[str, Any]) -> str:
@@ -107,7 +109,7 @@ def targets(found: Published) -> str:
     )
     met = sum(bool(row["met"]) for row in others)
     further = f"Of the same host times for CuPy and Numba arrays, {met} of {len(others)} are met"
-    parts = [made.markdown(), *([f"{further} (`{published.TARGETS_SUMMARY}`)."] if others else []), source(how)]
+    parts = [made.markdown(), *([f"{further} (`{TARGETS.summary_file}`)."] if others else []), source(how)]
     return "\n\n".join(parts)
 
 
@@ -257,7 +259,7 @@ def tensor_ladder(found: Published) -> str:
         *(figure("gain", "gain", number, 2, "x"), figure("median error", "error_median", significant, 2)),
         figure("largest", "error_max", significant, 2),
     )
-    decomposition = rows[published.DECOMPOSE]["median_us"]
+    decomposition = rows[DECOMPOSE]["median_us"]
     shape = spelled(Shape(some["m"], some["n"], some["k"]))
     whole = rows[stages[-1]]["median_us"] + decomposition
     return (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from numba_gemm.lab.bench.readme.published import Published
+from blocks.published import Published
 from numba_gemm.lab.registry import MEMORY, load
 
 FAILED = "**does not hold here:** "

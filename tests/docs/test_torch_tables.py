@@ -7,9 +7,8 @@ import json
 import pandas as pd
 import pytest
 
-from numba_gemm.lab.bench import torch_calls, transformer
-from numba_gemm.lab.bench.readme import torch_tables
-from numba_gemm.lab.bench.readme.published import Published
+from blocks import torch_tables
+from blocks.published import Published
 
 ENVIRONMENT = {
     "gpu": {"name": "Some GPU", "multiprocessors": 2, "max_clock_mhz": 1000},
@@ -34,12 +33,6 @@ def found(tmp_path):
 
 def lines(text):
     return [line for line in text.splitlines() if line.startswith("|")][2:]
-
-
-def test_names_are_those_of_the_experiments():
-    assert torch_tables.TORCH == transformer.TORCH
-    assert torch_tables.DIRECT == torch_calls.DIRECT
-    assert torch_tables.LAST_STEPS == transformer.SHOWN_LOSSES
 
 
 def test_a_step(found):

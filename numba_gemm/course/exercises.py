@@ -77,7 +77,7 @@ def predict(question: str, guess: object = ..., unit: str = "") -> Guess:
 
     Examples
     --------
-    >>> from numba_gemm.lab.exercises import predict
+    >>> from numba_gemm.course.exercises import predict
     >>> sectors = predict("sectors per request", 8)
     sectors per request: you predict 8
     >>> sectors.reveal(32, because="Each lane reads another row.")

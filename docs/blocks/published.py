@@ -10,18 +10,15 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.results import FAILURES, NOT_STAGES, dictionaries, load, records
-from numba_gemm.lab.bench.tables import significant
+from numba_gemm.lab.bench.results import CUBLAS, EXTENTS, FAILURES, NOT_STAGES, dictionaries, load, records
+from numba_gemm.lab.bench.tables import Column, significant
+from numba_gemm.lab.bench.tensor_ladder import DECOMPOSE
 from numba_gemm.lab.harness.environment import GRAPHS, caption
 
 LADDER_SHAPE = Shape(4096, 4096, 4096)
 STEADY = "each contender alone at its steady state"
 ASIDE = "thin"  # the stage that is not meant for the ladder's shape
 PRECISIONS_FOLDER = "precisions"  # results of `bench.py --precisions`, `accuracy`, `tensor_ladder`, `special_values`
-
-# Names that experiments use which need Numba; this module does not.
-TARGETS_SUMMARY, VECTOR_GROUP, COPY = "targets_summary.csv", "vector", "device copy"
-DECOMPOSE, ON_DEVICE = "decompose", "on the device"
 STATISTICS = {"geomean": "geometric mean", "min": "least", "max": "most"}
 
 
@@ -60,6 +57,18 @@ class Published:
         return {str(row["stage"]): row for row in rows}, how
 
 
+def alone(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that were measured alone, with these times, speeds and ratios in place of those in turns."""
+    found = frame[frame["steady_us"].notna()].copy()
+    found["median_us"], found["gflops"] = found["steady_us"], found["steady_gflops"]
+    found["ratio_to_cublas"] = found["steady_ratio_to_cublas"]
+    keys = ["precision", *EXTENTS, "layout", "cache"]
+    baselines = found[found["stage"] == CUBLAS].drop_duplicates(keys).set_index(keys)["steady_us"]
+    theirs = baselines.reindex(pd.MultiIndex.from_frame(found[keys])).to_numpy()
+    found["ratio_to_same_precision"] = theirs / found["steady_us"]
+    return found
+
+
 def rows_at(frame: pd.DataFrame, shape: Shape) -> Rows:
     """Return the FP32 rows of a shape with a warm cache, by stage."""
     return {stage: row for (stage, precision), row in warm_rows(frame, shape).items() if precision == "ieee"}
@@ -80,6 +89,11 @@ def ladder_stages(rows: Rows) -> list[str]:
 def tflops(rows: Rows, stage: str) -> float:
     """TFLOP/s of a stage; NaN if it was not timed."""
     return float(rows[stage]["gflops"]) / 1000 if stage in rows else math.nan
+
+
+def code(name: str, header: str = "") -> Column:
+    """Return a left-aligned column of names in code."""
+    return Column(header or name, lambda row: f"`{row[name]}`", left=True)
 
 
 def spelled(shape: Shape) -> str:

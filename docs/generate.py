@@ -1,4 +1,4 @@
-"""``python -m numba_gemm.lab.bench.readme`` writes the blocks generated from committed results; ``--check`` compares.
+"""``python docs/generate.py`` writes the blocks generated from committed results; ``--check`` compares.
 
 A block is enclosed by ``<!-- results:begin NAME -->`` and ``<!-- results:end NAME -->``; `GENERATORS` has the names. In
 the docstring of a stage, the paragraph that begins with ``Measured: `` is generated; it precedes ``Limits: ``, which is
@@ -12,13 +12,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from numba_gemm.lab.bench.readme import memory_page, tables, torch_tables
-from numba_gemm.lab.bench.readme.docstrings import generate_docstrings, generate_tensor_docstrings
-from numba_gemm.lab.bench.readme.published import Published, ReadmeError
+from blocks import memory_page, tables, torch_tables
+from blocks.docstrings import generate_docstrings, generate_tensor_docstrings
+from blocks.published import Published, ReadmeError
 from numba_gemm.lab.harness.command import command, write_files
 from numba_gemm.lab.registry import MEMORY
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[1]
 PAGES = tuple(
     ROOT / name
     for name in (
@@ -72,9 +72,7 @@ def generate(page: Path, found: Published) -> str:
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 0 if all generated text is up to date, or was brought up to date."""
-    parser = argparse.ArgumentParser(
-        prog="python -m numba_gemm.lab.bench.readme", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python docs/generate.py", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--check", action="store_true", help="write nothing; exit 1 when a file would change")
     add("--pages", type=Path, nargs="+", default=PAGES, metavar="FILE", help="the files whose blocks to write")

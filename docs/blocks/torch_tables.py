@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from numba_gemm.lab.bench.readme.published import Published, source
-from numba_gemm.lab.bench.tables import Column, code, figure, number, significant, table, text
-
-TORCH, DIRECT = "torch", "tiled_sgemm"  # the ways that others are compared with
-LAST_STEPS = 50  # of which the mean loss is shown
+from blocks.published import Published, code, source
+from numba_gemm.lab.bench.results import dictionaries
+from numba_gemm.lab.bench.tables import Column, figure, number, significant, table, text
+from numba_gemm.lab.bench.torch_calls import DIRECT
+from numba_gemm.lab.bench.transformer import SHOWN_LOSSES, last_losses
 
 
 def torch_step(found: Published) -> str:
@@ -37,20 +37,15 @@ def training(found: Published) -> str:
     """Table of the losses at the end of a training."""
     rows, how = found.measured("training")
     frame = pd.DataFrame(rows)
-    steps = int(frame["step"].max()) + 1
-    last: Any = frame[frame["step"] >= steps - LAST_STEPS].groupby("way", sort=False)["loss"].mean()
     first = frame[frame["step"] == 0].set_index("way")["loss"]
-    lines = [{"way": way, "first": first[way], "last": loss, "ratio": loss / last[TORCH]} for way, loss in last.items()]
     made = table(
         "",
-        lines,
-        *(text("way", "products by"), figure("first loss", "first", significant, 4)),
-        *(
-            figure(f"mean of the last {LAST_STEPS}", "last", significant, 4),
-            figure("/ torch, float32", "ratio", number, 3),
-        ),
+        dictionaries(last_losses(frame)),
+        *(text("way", "products by"), Column("first loss", lambda row: significant(first[row["way"]], 4))),
+        figure(f"mean of the last {SHOWN_LOSSES}", "loss", significant, 4),
+        figure("/ torch, float32", "over_torch", number, 3),
     )
-    return f"Cross-entropy of {steps} steps:\n\n{made.markdown()}\n\n{source(how)}"
+    return f"Cross-entropy of {frame['step'].max() + 1} steps:\n\n{made.markdown()}\n\n{source(how)}"
 
 
 def torch_calls(found: Published) -> str:

@@ -1,0 +1,1 @@
+"""Generated tables of README and docs/, and the stages' measurements: ``python docs/generate.py``."""
