@@ -470,7 +470,7 @@ def test_an_interrupt_does_not_wait_for_a_panel(by_numpy, monkeypatch, interrupt
         if len(filled) == 10:
             interrupt()
         time.sleep(0.02)
-        original(self, *arguments)
+        return original(self, *arguments)
 
     monkeypatch.setattr(host.Ring, "_fill", fill)
     with pytest.raises(KeyboardInterrupt):
