@@ -66,7 +66,7 @@ def compute_capabilities(cc: Any) -> list[tuple[int, int]]:
     return [compute_capability(one) for one in cc]
 
 
-def device_index(device: Any) -> int | None:
+def device_index(device: Any, name: str = "device") -> int | None:
     """Return the ordinal of a device; None for "cuda", the current one.
 
     Parameters
@@ -74,6 +74,8 @@ def device_index(device: Any) -> int | None:
     device : int, str or device object
         0, "0", "cuda:0" or "cuda"; an object with an integer `index` (``torch.device``), `device_id`, `id` or
         `ordinal`. An object whose `type` is not "cuda" is refused; one whose `index` is None is the current device.
+    name : str
+        Argument that errors name.
 
     Raises
     ------
@@ -85,18 +87,18 @@ def device_index(device: Any) -> int | None:
         if device == "cuda":
             return None
         if (found := DEVICE.fullmatch(device)) is None:
-            raise ValueError(f"device is {device!r}; {expected}")
+            raise ValueError(f"{name} is {device!r}; {expected}")
         return int(found[1])
     if isinstance(device, bool):
-        raise TypeError(f"device is {device!r}; {expected}")
+        raise TypeError(f"{name} is {device!r}; {expected}")
     if isinstance(kind := getattr(device, "type", None), str):
         if kind != "cuda":
-            raise ValueError(f"device is {device!r}, of type {kind!r}; {expected}")
+            raise ValueError(f"{name} is {device!r}, of type {kind!r}; {expected}")
         if device.index is None:
             return None
-    found_in = [device, *(getattr(device, name, None) for name in ORDINALS)]
+    found_in = [device, *(getattr(device, attribute, None) for attribute in ORDINALS)]
     for value in found_in:
         if not isinstance(value, bool) and hasattr(value, "__index__"):
             return operator.index(value)
     advice = "; pass a compute capability as cc" if isinstance(device, tuple | list | float) else ""
-    raise TypeError(f"device is {device!r}; {expected}{advice}")
+    raise TypeError(f"{name} is {device!r}; {expected}{advice}")

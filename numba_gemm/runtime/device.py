@@ -127,14 +127,18 @@ def current_device() -> int:
     return int(call(driver.cuCtxGetDevice))
 
 
-def ordinal_of(device: Any = None) -> int:
-    """Return the ordinal of a device as people write it, see `models.gpu_names`; for None, that of the current one."""
-    ordinal = None if device is None else device_index(device)
+def ordinal_of(device: Any = None, name: str = "device") -> int:
+    """Return the ordinal of a device as people write it, see `models.gpu_names`; for None, that of the current one.
+
+    `name` is the argument that errors name.
+    """
+    ordinal = None if device is None else device_index(device, name)
     current = current_device()  # raises GpuUnavailable with the reason
     if ordinal is None:
         return current
-    if not 0 <= ordinal < (count := device_count()):
-        raise ValueError(f"device is {device!r}; expected 0 to {count - 1}, ordinals of GPUs; pass one of these")
+    count = device_count()
+    if not 0 <= ordinal < count:
+        raise ValueError(f"{name} is {device!r}; expected 0 to {count - 1}, ordinals of GPUs; pass one of these")
     return ordinal
 
 

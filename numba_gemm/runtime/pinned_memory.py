@@ -55,7 +55,7 @@ def registered(array: np.ndarray) -> Iterator[None]:
 
 
 def is_page_locked(first: int, last: int) -> bool:
-    """Return True if two addresses of host memory are in one page-locked allocation; needs a context."""
+    """Return True if two addresses of host memory are in one page-locked allocation; needs a context, of any device."""
     start = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
     kind = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
     found = []
@@ -64,5 +64,8 @@ def is_page_locked(first: int, last: int) -> bool:
         status, value = driver.cuPointerGetAttribute(kind, address)
         if int(status) or int(value) != int(driver.CUmemorytype.CU_MEMORYTYPE_HOST):
             return False
-        found.append(int(call(driver.cuPointerGetAttribute, start, address)))
+        status, begin = driver.cuPointerGetAttribute(start, address)
+        if int(status):
+            return False
+        found.append(int(begin))
     return found[0] == found[1]

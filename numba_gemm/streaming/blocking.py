@@ -9,6 +9,9 @@ deep as memory allows, up to a depth where the traffic of the sums is negligible
 last panel is multiplied strip by strip, from top to bottom, so that one strip is copied to the host while the next is
 computed. So is the first panel of the next block, which can then begin with the strips that have left the device. For
 that, a strip has the same place in all blocks: rows of C are as far apart as in the widest block.
+
+For several devices, C is first divided into one part per device, so that the parts together copy least, and then each
+part into blocks. All blocks have the same extents, whichever device computes them.
 """
 
 from __future__ import annotations
@@ -221,13 +224,13 @@ class Blocking:
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that the product takes, in whole pages of the driver."""
+        """Memory that the product takes of each device, in whole pages of the driver."""
         block, a, b, workspace = self.parts
         return _rounded(block + self.slots * (a + b) + workspace, GRANULARITY)
 
     @property
     def bytes_to_device(self) -> int:
-        """Bytes that are copied to the device, without C."""
+        """Bytes that are copied to all devices together, without C."""
         down, across = self.grid
         return FLOAT32_BYTES * self.k * (self.m * across + self.n * down)
 
@@ -247,6 +250,13 @@ class Blocking:
         return {self.shape(piece) for block in corners for panel in panels for piece in self.pieces(block, panel)}
 
 
+def _part_per_device(m: int, n: int, devices: int) -> tuple[int, int]:
+    """Rows and columns of each device's part of C: parts together copy least, and have whole rows if all copy alike."""
+    ways = [(down, devices // down) for down in range(devices, 0, -1) if devices % down == 0]
+    down, across = min(ways, key=lambda way: m * way[1] + n * way[0])
+    return min(m, _rounded(ceil_div(m, down), EDGE)), min(n, _rounded(ceil_div(n, across), EDGE))
+
+
 def made(m: int, n: int, k: int, rows: int, cols: int, deepest: int) -> Blocking:
     """Return the division into blocks of about `rows` x `cols`, and panels of at most `deepest` elements along k."""
     rows, cols = _even(m, rows), _even(n, cols)
@@ -254,14 +264,15 @@ def made(m: int, n: int, k: int, rows: int, cols: int, deepest: int) -> Blocking
     return Blocking(m, n, k, rows, cols, depths(k, min(k, deepest)), min(strip, rows))
 
 
-def _candidates(m: int, n: int, k: int) -> Iterator[Blocking]:
+def _candidates(m: int, n: int, k: int, devices: int = 1) -> Iterator[Blocking]:
     """Yield divisions, those that copy least first; those that differ only in panel depth, the deepest first."""
-    edge, before = max(m, n, SMALLEST_EDGE), None
+    rows, cols = _part_per_device(m, n, devices)
+    edge, before = max(rows, cols, SMALLEST_EDGE), None
     while True:
         deepest = DEEPEST
         least = min(512, max(THINNEST, min(m, n, edge) // 8))
         while deepest >= least:
-            found = made(m, n, k, edge, edge, deepest)
+            found = made(m, n, k, _even(rows, edge), _even(cols, edge), deepest)
             if found != before:
                 yield found
             before, deepest = found, deepest // 2
@@ -274,7 +285,7 @@ def _with_workspace(found: Blocking, needs: Needs) -> Blocking:
     return replace(found, workspace=needs(found.shapes()))
 
 
-def choose(m: int, n: int, k: int, limit: int, needs: Needs) -> Blocking | None:
+def choose(m: int, n: int, k: int, limit: int, needs: Needs, devices: int = 1) -> Blocking | None:
     """Return the division that copies least within a memory limit, or None if no division fits.
 
     Parameters
@@ -282,11 +293,13 @@ def choose(m: int, n: int, k: int, limit: int, needs: Needs) -> Blocking | None:
     m, n, k : int
         Extents, at least 1.
     limit : int
-        Bytes of device memory.
+        Bytes of memory of each device.
     needs : callable
         Returns the bytes of a workspace that serves all products of `Blocking.shapes`.
+    devices : int
+        Number of devices that share the blocks.
     """
-    for found in _candidates(m, n, k):
+    for found in _candidates(m, n, k, devices):
         if found.device_bytes <= limit:
             complete = _with_workspace(found, needs)
             if complete.device_bytes <= limit:
@@ -294,7 +307,7 @@ def choose(m: int, n: int, k: int, limit: int, needs: Needs) -> Blocking | None:
     return None
 
 
-def smallest(m: int, n: int, k: int, needs: Needs) -> int:
+def smallest(m: int, n: int, k: int, needs: Needs, devices: int = 1) -> int:
     """Bytes of device memory of the division that takes least."""
-    last = deque(_candidates(m, n, k), maxlen=8)
+    last = deque(_candidates(m, n, k, devices), maxlen=8)
     return min(_with_workspace(found, needs).device_bytes for found in last)

@@ -141,12 +141,9 @@ class Ring:
         rows, cols = array.shape
         for across in divided(cols, self._elements):
             for down in divided(rows, max(1, self._elements // across.extent)):
-                self._check()
+                if self._stop.is_set():
+                    raise Stopped
                 yield down, across
-
-    def _check(self) -> None:
-        if self._stop.is_set():
-            raise Stopped
 
     def _take(self) -> Buffer:
         """Return the next buffer, allocated when it is first needed."""
@@ -164,18 +161,20 @@ class Ring:
             buffer.user = self._pool.submit(self._fill, buffer.user, buffer, queue, place, part)
             jobs.append(buffer.user)
         for job in jobs:
-            job.result()
+            if not job.result():
+                raise Stopped
 
-    def _fill(self, before: Future[Any] | None, buffer: Buffer, queue: Queue, target: Any, source: np.ndarray) -> None:
-        if before is not None:
-            before.result()
-        self._check()
+    def _fill(self, before: Future[Any] | None, buffer: Buffer, queue: Queue, target: Any, source: np.ndarray) -> bool:
+        """Copy to a buffer and on; return False after a stop: an exception would stay in the job and keep its frame."""
+        if (before is not None and not before.result()) or self._stop.is_set():
+            return False
         if buffer.mark is not None:
             buffer.mark.wait()
         matrix = buffer.matrix(source.shape)
         np.copyto(matrix, source)
         queue.to_device(target, matrix)
         buffer.mark = queue.record(buffer.mark)
+        return True
 
     def to_host(self, queue: Queue, target: np.ndarray, source: Any) -> list[Future[Any]]:
         """Copy a matrix on the device to ordinary memory; return when all copies off the device are enqueued.

@@ -1,4 +1,4 @@
-"""Execution of a streamed product: one thread brings panels in, one launches products, one takes strips of C out.
+"""Execution of a streamed product on a device: threads bring panels in, launch products, and take strips of C out.
 
 A queue waits for the work of another one at a mark, which exists only once that work is enqueued. So threads pass marks
 through gates: one thread puts a mark in; others wait until it is available, then make their queue wait for it.
@@ -7,8 +7,8 @@ Dependencies:
 
 - the copy of a panel waits for the products of the panel that had its place (`used`);
 - a product waits for its panel (`loaded`), and for what was copied before it;
-- the first product of a strip, or the strip's copy to the device if C is read, waits until the strip of the previous
-  block has left (`gone`);
+- the first product of a strip, or the strip's copy to the device if C is read, waits until the strip of the device's
+  previous block has left (`gone`);
 - the copy of a strip to the host waits for the product that completes it; this mark comes with the strip's number
   through `SimpleQueue`, not a gate.
 """
@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
@@ -30,34 +29,13 @@ from .blocking import Blocking, Part, Piece
 from .host import Flag, HostMatrix, Ring, Stopped, copying_threads
 from .products import Products
 from .queues import Device, Mark, Queue
+from .sharing import Deal, Stop
 
-__all__ = ["AHEAD", "Done", "Run", "Stop", "bring_in", "ring_of", "take_out"]
+__all__ = ["AHEAD", "Run", "bring_in", "ring_of", "take_out"]
 
 AHEAD = 2  # panels whose products are enqueued and not done; an interrupt has to wait for them
 BUFFER_ELEMENTS = 1 << 20  # per page-locked buffer: 4 MiB, whose allocation takes two milliseconds
 BUFFERS_COPIED = 4
-
-
-@dataclass(frozen=True)
-class Done:
-    """Completed part of `out`.
-
-    Attributes
-    ----------
-    rows, cols : slice
-        Rows and columns of the part.
-    number, count : int
-        Number of complete parts, including this one, and number of all parts.
-    elements, of : int
-        The same, counted in elements.
-    """
-
-    rows: slice
-    cols: slice
-    number: int
-    count: int
-    elements: int
-    of: int
 
 
 @contextmanager
@@ -84,43 +62,6 @@ def take_out(queue: Queue, ring: Ring, target: np.ndarray, source: Any, direct: 
     return ring.to_host(queue, target, source)
 
 
-class Stop:
-    """Early end of a run, by the first error or interrupt of any thread."""
-
-    def __init__(self) -> None:
-        self.event = Flag()
-        self._lock = threading.Lock()
-        self._error: BaseException | None = None
-        self._then: Callable[[], object] | None = None
-
-    def __call__(self, error: BaseException) -> None:
-        """End the run."""
-        with self._lock:
-            if self._error is None:
-                self._error = error
-            self.event.set()
-            then = self._then
-        if then is not None:
-            then()
-
-    def follow(self, then: Callable[[], object] | None) -> None:
-        """Call `then` when the run is stopped, at once if it has been; None when there is nothing left to end."""
-        with self._lock:
-            self._then = then
-        if then is not None and self.event.is_set():
-            then()
-
-    def check(self) -> None:
-        """Raise the error, if there is one, and forget it, so that what it refers to may be freed."""
-        with self._lock:
-            error, self._error = self._error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error
-
-
 class Gates:
     """Marks by name; a thread that asks for one too early waits for it."""
 
@@ -142,7 +83,9 @@ class Gates:
             if self._shut:
                 raise Stopped
             gate = self._gates[name]
-        return gate.result()
+        if (mark := gate.result()) is None:
+            raise Stopped
+        return mark
 
     def shut(self) -> None:
         """Make all present and future calls raise `Stopped`."""
@@ -150,11 +93,11 @@ class Gates:
             self._shut = True
             for gate in self._gates.values():
                 if not gate.done():
-                    gate.set_exception(Stopped())
+                    gate.set_result(None)  # an exception would keep the frames that it was raised in
 
 
 class Run:
-    """Run of one streamed product.
+    """Run of one streamed product, or of a device's share of it.
 
     Parameters
     ----------
@@ -170,8 +113,12 @@ class Run:
         A, B and C; C is not stored by columns.
     alpha, beta : float
         Scalars.
+    deal : Deal
+        Blocks of C to compute.
+    number : int
+        Number of the device among those that share the blocks.
     report : callable
-        Called with each part of C that is complete, on a thread of the run.
+        Called with the rows and columns of each part of C that is complete, on a thread of the run.
     threads : tuple of int
         Numbers of host threads that copy to and from the device, where operands are not page-locked.
     stop : Stop
@@ -187,16 +134,18 @@ class Run:
         operands: tuple[HostMatrix, HostMatrix, HostMatrix],
         alpha: float,
         beta: float,
-        report: Callable[[Done], object],
+        deal: Deal,
+        number: int,
+        report: Callable[[Part, Part], object],
         threads: tuple[int, int],
         stop: Stop,
     ) -> None:
         self._device, self._blocking, self._products = device, blocking, products
         (self._a, self._b, self._c), self._alpha, self._beta = operands, alpha, beta
-        self._report = report
-        self._strips = sum(len(blocking.strips(block)) for block in range(blocking.count))
-        self._arrived = Done(slice(0, 0), slice(0, 0), 0, self._strips, 0, blocking.m * blocking.n)
-        self._gates, self._leaving = Gates(), SimpleQueue[tuple[int, int, Any] | None]()
+        self._deal, self._number, self._report = deal, number, report
+        self._before: dict[int, int | None] = {}  # the block that this device computes before each of its blocks
+        self._gates, self._coming = Gates(), SimpleQueue[int | None]()
+        self._leaving = SimpleQueue[tuple[int, int, Any] | None]()
         self._stop = stop
         self._up, self._compute, self._down = (device.queue() for _ in range(3))
         block, a_panel, b_panel, _ = blocking.parts
@@ -222,19 +171,42 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------------ threads
 
+    def _taken(self) -> Iterator[int]:
+        """Take the blocks of this device one after the other; tell `_multiply` of each."""
+        before = None
+        while True:
+            turn = len(self._before) * len(self._blocking.panels)
+            if self._deal.devices > 1 and turn >= self._blocking.slots:
+                # Otherwise a device takes a block that another one could begin sooner.
+                self._gates.get(("used", turn - self._blocking.slots)).wait()
+            block = self._deal.next(self._number)
+            if block is not None:
+                self._before[block] = before
+            self._coming.put(block)
+            if block is None:
+                return
+            yield block
+            before = block
+
+    def _turns(self, blocks: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield the number of each panel among those of the device, its block, and its number in the block."""
+        count = len(self._blocking.panels)
+        for place, block in enumerate(blocks):
+            for panel in range(count):
+                yield place * count + panel, block, panel
+
     def _bring(self) -> None:
         """Bring in panels, and C if it is read."""
         panels = self._blocking.panels
         with ring_of(self._device, self._threads[0], "to-device", self._stop.event) as ring:
-            for turn in range(self._blocking.count * len(panels)):
-                block, panel = divmod(turn, len(panels))
+            for turn, block, panel in self._turns(self._taken()):
                 (rows, cols), inner = self._blocking.block(block), panels[panel]
                 if turn >= self._blocking.slots:
                     self._up.follow(self._gates.get(("used", turn - self._blocking.slots)))
                 if self._beta != 0 and panel == 0:
                     for number, strip in enumerate(self._blocking.strips(block)):
                         if self._in_the_way(block, number):
-                            self._up.follow(self._gates.get(("gone", block - 1, number)))
+                            self._up.follow(self._gates.get(("gone", self._before[block], number)))
                         self._load(ring, self._rows_on_device(block, strip), self._c, strip, cols)
                 a, b = self._panels_on_device(turn, rows.extent, cols.extent, inner.extent)
                 self._load(ring, a, self._a, rows, inner)
@@ -266,19 +238,15 @@ class Run:
         left.wait()
         for copy in copies:
             copy.result()
-        before, of = self._arrived, self._blocking.m * self._blocking.n
-        elements = before.elements + rows.extent * cols.extent
-        self._arrived = Done(rows.slice, cols.slice, before.number + 1, self._strips, elements, of)
-        self._report(self._arrived)
+        self._report(rows, cols)
 
     def _multiply(self) -> None:
         """Launch the products."""
-        count = len(self._blocking.panels)
-        for turn in range(self._blocking.count * count):
+        for turn, block, panel in self._turns(iter(self._coming.get, None)):
             if turn >= AHEAD:
                 self._gates.get(("used", turn - AHEAD)).wait()
             self._compute.follow(self._gates.get(("loaded", turn)))
-            for piece in self._blocking.pieces(*divmod(turn, count)):
+            for piece in self._blocking.pieces(block, panel):
                 if piece.first:
                     self._make_room(piece)
                 self._launch(turn, piece)
@@ -289,14 +257,15 @@ class Run:
             self._gates.put(("used", turn), self._compute.record())
 
     def _in_the_way(self, block: int, strip: int) -> bool:
-        """True if the previous block has such a strip, which occupies the same place."""
-        return block > 0 and strip < len(self._blocking.strips(block - 1))
+        """True if the device's previous block has such a strip, which occupies the same place."""
+        before = self._before[block]
+        return before is not None and strip < len(self._blocking.strips(before))
 
     def _make_room(self, piece: Piece) -> None:
         """Wait for the strips of the previous block; if C is read, its copy to the device has waited for them."""
         for number in piece.strips:
             if self._beta == 0 and self._in_the_way(piece.block, number):
-                self._compute.follow(self._gates.get(("gone", piece.block - 1, number)))
+                self._compute.follow(self._gates.get(("gone", self._before[piece.block], number)))
 
     def _launch(self, turn: int, piece: Piece) -> None:
         rows, cols = self._blocking.block(piece.block)
@@ -319,31 +288,38 @@ class Run:
         except Stopped:
             pass
         except BaseException as error:
-            self._stop(error)
+            self._stop_by(error)
+
+    def _stop_by(self, error: BaseException) -> None:
+        if self._deal.devices > 1:
+            error.add_note(f"streamed_sgemm: raised by the share of device {self._device.ordinal}")
+        self._stop(error)
 
     def __call__(self) -> None:
-        """Run the product; once all threads of the run have ended, raise what any of them raised or what stopped it."""
+        """Run until all threads of the run have ended; the first error of any run of the product is kept by `Stop`."""
         works = {"bring": self._bring, "take": self._take}
         threads = [threading.Thread(target=self._on_thread, args=(works[name],), name=name) for name in works]
         self._stop.follow(self._end)
-        with self._device.scope():
-            try:
-                for thread in threads:
-                    thread.start()
-                self._multiply()
-            except Stopped:
-                pass
-            except BaseException as error:
-                self._stop(error)
-            finally:
-                self._leaving.put(None)
-                for thread in threads:
-                    if thread.ident is not None:
-                        thread.join()
-                self._stop.follow(None)  # otherwise it would keep the operands
-        self._stop.check()
+        try:
+            with self._device.scope():
+                try:
+                    for thread in threads:
+                        thread.start()
+                    self._multiply()
+                except Stopped:
+                    pass
+                except BaseException as error:
+                    self._stop_by(error)
+                finally:
+                    self._leaving.put(None)
+                    for thread in threads:
+                        if thread.ident is not None:
+                            thread.join()
+        finally:
+            self._stop.leave(self._end)  # otherwise it would keep the operands
 
     def _end(self) -> None:
         """Let all threads notice that the run is over."""
         self._gates.shut()
+        self._coming.put(None)
         self._leaving.put(None)

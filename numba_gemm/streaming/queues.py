@@ -223,7 +223,7 @@ class CudaDevice:
             status, pointer = driver.cuMemAlloc(max(size, 1))
             if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
                 raise MemoryError(
-                    f"the device has no {size:,} bytes left; free some of its memory, or lower memory_limit"
+                    f"device {self.ordinal} has no {size:,} bytes left; free some of its memory, or lower memory_limit"
                 )
             if status != driver.CUresult.CUDA_SUCCESS:
                 raise failure("cuMemAlloc", status)

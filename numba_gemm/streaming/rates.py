@@ -32,6 +32,7 @@ def measured_rates(
     products: Products,
     threads: tuple[int, int],
     stop: Flag,
+    meet: Callable[[], object] = lambda: None,
 ) -> Rates:
     """Measure rates: copy some of A and B to the device, and some of it back.
 
@@ -45,6 +46,8 @@ def measured_rates(
         Predicts the seconds of products.
     threads, stop
         As for `pipeline.ring_of`, for copies in either direction.
+    meet : callable
+        Called before each copy that is timed; several devices wait for each other there, so that they copy at once.
     """
     queue = device.queue()
     with (
@@ -61,6 +64,7 @@ def measured_rates(
                 lambda rows, cols: bring_in(
                     queue, up, place(rows, cols), matrix.lying[rows.slice, cols.slice], matrix.direct
                 ),
+                meet,
             )
 
         def to_host(matrix: HostMatrix) -> float:
@@ -73,6 +77,7 @@ def measured_rates(
                 lambda rows, cols: take_out(
                     queue, down, target[: rows.extent, : cols.extent], place(rows, cols), matrix.direct
                 ),
+                meet,
             )
 
         def place(rows: Part, cols: Part) -> Any:
@@ -90,9 +95,15 @@ def samples(shape: tuple[int, ...], most: int) -> list[tuple[Part, Part]]:
     return found[: max(1, SAMPLE // (rows * cols))]
 
 
-def _rate(queue: Queue, parts: list[tuple[Part, Part]], copy: Callable[[Part, Part], list[Any]]) -> float:
+def _rate(
+    queue: Queue,
+    parts: list[tuple[Part, Part]],
+    copy: Callable[[Part, Part], list[Any]],
+    meet: Callable[[], object],
+) -> float:
     """Return bytes per second of the second run, when the buffers have been allocated."""
     for _ in range(2):
+        meet()
         begin = time.perf_counter()
         for job in [job for part in parts for job in copy(*part)]:
             job.result()

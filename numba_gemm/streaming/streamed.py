@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import operator
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from cuda.bindings import driver
 
-from ..gemm.precision import IEEE
+from ..gemm.precision import IEEE, check_precision
 from ..gemm.request import Request, checked
-from ..runtime.device import ordinal_of
-from ..runtime.driver import device_scope, failure
-from ..simulator.switch import SIMULATOR
+from ..runtime.device import device_properties, ordinal_of
 from ..typing import DeviceLike, PrecisionName, Scalar
-from . import blocking as dividing
 from .blocking import Blocking
-from .host import HostMatrix, reserve_file
-from .pipeline import Done, Run, Stop
-from .prediction import Prediction, predict
-from .products import Products
-from .queues import Device, open_device
-from .rates import measured_rates
+from .host import HostMatrix, Stopped, reserve_file
+from .prediction import Prediction
+from .preparation import divided, prepared
+from .sharing import Done, Stop
 from .supervision import supervised
 
 __all__ = ["blocking_of", "expected_time", "streamed_sgemm"]
-
-SHARE_OF_MEMORY = 0.75  # of the device's memory, the most that a product takes by default
-SHARE_OF_FREE = 0.9
-MOST_THREADS = 8  # per direction; more do not copy faster
-
-SIMULATED_MEMORY = 1 << 30
 
 
 def streamed_sgemm(
@@ -50,6 +36,7 @@ def streamed_sgemm(
     precision: PrecisionName = IEEE,
     progress: bool | Callable[[Done], object] = False,
     device: DeviceLike | None = None,
+    devices: Sequence[DeviceLike] | None = None,
 ) -> np.ndarray:
     """Compute ``C = alpha * A @ B + beta * C`` in float32 for matrices in host memory that need not fit on the GPU.
 
@@ -70,9 +57,9 @@ def streamed_sgemm(
     alpha, beta : real number
         As for `tiled_sgemm`.
     memory_limit : int, optional
-        Most bytes of device memory for all operands, results and workspaces, in one allocation. (The code of kernels, a
-        few MB once per process, is not included.) By default, three quarters of the device's memory, or nine tenths of
-        the free memory if that is less.
+        Most bytes of memory of each device for all operands, results and workspaces, in one allocation. (The code of
+        kernels, a few MB once per process, is not included.) By default, three quarters of the device's memory, or nine
+        tenths of the free memory if that is less; of several devices, the least.
     precision : str
         As for `tiled_sgemm`.
     progress : bool or callable
@@ -81,6 +68,9 @@ def streamed_sgemm(
         terms (K = 0, or `alpha` 0) are not reported.
     device : int, str or device object, optional
         GPU: 0, "cuda:0", or an object of PyTorch, CuPy, Numba or cuda.core. By default, the current one.
+    devices : sequence of int, str or device objects, optional
+        GPUs of this host that compute together, in place of `device`. Each takes blocks of C until none is left, so
+        none has to communicate with another one.
 
     Returns
     -------
@@ -90,14 +80,16 @@ def streamed_sgemm(
     Raises
     ------
     TypeError
-        For operands that are not NumPy arrays of float32; for a `memory_limit` that is not an int.
+        For operands that are not NumPy arrays of float32; for a `memory_limit` that is not an int; for `devices` that
+        are not a sequence.
     ValueError
         For shapes that do not match, an `out` that is read-only or overlaps an operand, a `memory_limit` that is too
-        small (the message names a sufficient one), an unknown precision, or one that the GPU cannot run.
+        small (the message names a sufficient one), an unknown precision, or one that a GPU cannot run; for `devices`
+        that are empty, repeated or unknown.
     OSError
         If the disk has no room for the file behind `out`. Nothing has been computed then.
     MemoryError
-        If the device has less memory left than the product takes.
+        If a device has less memory left than the product takes.
     GpuUnavailable
         Without a GPU, unless Numba's simulator is on.
 
@@ -108,12 +100,28 @@ def streamed_sgemm(
     `memory_limit`: pass it to get the same bits whatever else the device holds. Each panel's sum is multiplied by
     `alpha` before it is added: with an infinite `alpha`, panels whose sums have opposite signs give NaN.
 
-    After an error or an interrupt, the call waits for the copies and products that are enqueued (those of two panels at
-    most), and for a kernel that is being compiled or a `progress` call that is running. It frees all device memory, and
-    raises the error with a note that names the complete rows and columns of `out`. The error's attribute ``done`` also
-    holds them, as a list of pairs of slices. `a` and `b` are only read.
+    The division also depends on the number of `devices`, each of which gets an equal part of C at least if there are
+    enough rows and columns. A block is computed by one device alone, and has the same bits on all GPUs of one model, so
+    that it does not matter which of them takes it. GPUs of different models may choose different kernels, and which
+    of them takes a block depends on their speed: then the last bits can differ from one call to the next. "fp32_auto"
+    selects for the first of `devices`.
+
+    After an error of any device or an interrupt, the call waits for the copies and products that are enqueued (those of
+    two panels per device at most), and for a kernel that is being compiled or a `progress` call that is running. It
+    frees all device memory, and raises the error with a note that names the complete rows and columns of `out`. The
+    error's attribute ``done`` also holds them, as a list of pairs of slices. `a` and `b` are only read.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numba_gemm import streamed_sgemm
+    >>> a, b = np.ones((40, 30), np.float32), np.ones((30, 20), np.float32)
+    >>> c = streamed_sgemm(a, b, memory_limit=1 << 22)
+    >>> c.shape, float(c[0, 0])
+    ((40, 20), 30.0)
+    >>> c = streamed_sgemm(a, b, devices=[0, 1])  # doctest: +SKIP
     """
-    wanted = _checked(a, b, out, alpha, beta, precision, device)
+    wanted, ordinals = _checked(a, b, out, alpha, beta, precision, device, devices)
     memory_limit = _checked_limit(memory_limit)
     if not callable(progress) and not isinstance(progress, bool | np.bool_):
         raise TypeError(
@@ -130,17 +138,22 @@ def streamed_sgemm(
     turned = _by_columns(result)
 
     def multiply(stop: Stop) -> None:
-        with _prepared(wanted, a, b, result, memory_limit) as ready:
+        with prepared(wanted, ordinals, _by_rows(a, b, result), memory_limit) as ready:
             reserve_file(result)
             told = progress if callable(progress) else _Printer(ready.expected(stop)) if progress else None
 
             def report(part: Done) -> None:
                 part = replace(part, rows=part.cols, cols=part.rows) if turned else part
                 done.append(part)
-                if told is not None:
+                if told is None or stop.event.is_set():
+                    return
+                try:
                     told(part)
+                except BaseException as error:
+                    stop(error)  # before another device completes a part
+                    raise Stopped from None
 
-            ready.run(report, stop)()
+            ready.run(report, stop)
 
     try:
         supervised(multiply)
@@ -159,63 +172,37 @@ def expected_time(
     memory_limit: int | None = None,
     precision: PrecisionName = IEEE,
     device: DeviceLike | None = None,
+    devices: Sequence[DeviceLike] | None = None,
 ) -> Prediction:
     """Predict how long `streamed_sgemm` takes, from copies of parts of the operands and models of the products.
 
     Parameters and errors are those of `streamed_sgemm`; no matrix may have an extent of 0. The call takes some tenths
     of a second, and as much device memory as the product itself. `out` is not written.
+
+    Several devices copy at the same time while their rates are measured, so that the rates contain what the devices
+    share: links, the host's memory, its threads. The prediction takes these rates throughout, and therefore too long a
+    time for copies of a device while the others do not copy.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numba_gemm.streaming import expected_time
+    >>> a, b = np.ones((40, 30), np.float32), np.ones((30, 20), np.float32)
+    >>> expected_time(a, b).devices
+    1
     """
-    wanted = _checked(a, b, out, 1.0, beta, precision, device)
+    wanted, ordinals = _checked(a, b, out, 1.0, beta, precision, device, devices)
     memory_limit = _checked_limit(memory_limit)
     _check_extents(wanted)
     found: list[Prediction] = []
 
     def predicted(stop: Stop) -> None:
         result = np.empty(wanted.shape, np.float32) if out is None else out
-        with _prepared(wanted, a, b, result, memory_limit) as ready:
+        with prepared(wanted, ordinals, _by_rows(a, b, result), memory_limit) as ready:
             found.append(ready.expected(stop))
 
     supervised(predicted)
     return found[0]
-
-
-@dataclass
-class _Ready:
-    """Product whose device memory is allocated."""
-
-    gpu: Device
-    memory: Any
-    blocking: Blocking
-    products: Products
-    operands: tuple[HostMatrix, HostMatrix, HostMatrix]
-    wanted: Request
-
-    def expected(self, stop: Stop) -> Prediction:
-        room = self.blocking.device_bytes
-        found = (self.gpu, self.memory, room, *self.operands, self.products)
-        rates = measured_rates(*found, host_threads(), stop.event)
-        return predict(self.blocking, rates, self.wanted.beta != 0)
-
-    def run(self, report: Callable[[Done], object], stop: Stop) -> Run:
-        scalars = (self.wanted.alpha, self.wanted.beta)
-        found = (self.gpu, self.memory, self.blocking, self.products, self.operands)
-        return Run(*found, *scalars, report, host_threads(), stop)
-
-
-@contextmanager
-def _prepared(
-    wanted: Request, a: np.ndarray, b: np.ndarray, c: np.ndarray, memory_limit: int | None
-) -> Iterator[_Ready]:
-    """Divide a product and allocate its device memory until the context ends."""
-    # C stored by columns is its transpose stored by rows.
-    x, y, z = (b.T, a.T, c.T) if _by_columns(c) else (a, b, c)
-    with open_device(wanted.device) as gpu:
-        operands = (HostMatrix(x, gpu), HostMatrix(y, gpu), HostMatrix(z, gpu))
-        products = Products(wanted.device, wanted.precision, operands[0].by_columns, operands[1].by_columns)
-        m, n = z.shape
-        blocking = _divided(products, (m, n, wanted.k), memory_limit, wanted.device)
-        memory = gpu.allocate(blocking.device_bytes)
-        yield _Ready(gpu, memory, blocking, products, operands, wanted)
 
 
 def blocking_of(
@@ -225,6 +212,7 @@ def blocking_of(
     memory_limit: int | None = None,
     precision: PrecisionName = IEEE,
     device: DeviceLike | None = None,
+    devices: Sequence[DeviceLike] | None = None,
 ) -> Blocking:
     """Return how `streamed_sgemm` divides a product if `out` is stored by rows: its launches and device memory.
 
@@ -233,17 +221,18 @@ def blocking_of(
     Returns
     -------
     Blocking
-        Its ``all_pieces()`` are the products, its ``device_bytes`` the memory.
+        Its ``all_pieces()`` are the products, its ``device_bytes`` the memory of each device.
     """
-    wanted = _checked(a, b, None, 1.0, 0.0, precision, device)
+    wanted, ordinals = _checked(a, b, None, 1.0, 0.0, precision, device, devices)
     memory_limit = _checked_limit(memory_limit)
     _check_extents(wanted)
-    products = Products(wanted.device, wanted.precision, _by_columns(a), _by_columns(b))
-    m, n = wanted.shape
-    return _divided(products, (m, n, wanted.k), memory_limit, wanted.device)
+    return divided(wanted, ordinals, wanted.shape, (_by_columns(a), _by_columns(b)), memory_limit)[0]
 
 
-def _checked(a: Any, b: Any, out: Any, alpha: Any, beta: Any, precision: Any, device: Any) -> Request:
+def _checked(
+    a: Any, b: Any, out: Any, alpha: Any, beta: Any, precision: Any, device: Any, devices: Any
+) -> tuple[Request, list[int]]:
+    """Check all arguments of a product; return it, as it is for the first device, and the ordinals of all devices."""
     for name, array in (("a", a), ("b", b), ("out", out)):
         if array is None and name == "out":
             continue
@@ -256,12 +245,34 @@ def _checked(a: Any, b: Any, out: Any, alpha: Any, beta: Any, precision: Any, de
             raise ValueError(
                 f"{name} has {array.ndim} dimensions, shape {array.shape}; expected 2; pass one matrix at a time"
             )
-    home = None if device is None else ordinal_of(device)
+    ordinals = _ordinals(device, devices)
+    home = ordinals[0] if ordinals else None
     wanted = checked(a, b, out, alpha, beta, None, "auto", None, (), home, precision)
+    for ordinal in ordinals[1:]:
+        check_precision(wanted.precision, device_properties(ordinal).cc)
     for name, array in (("a", a), ("b", b)):
         if array.dtype != np.float32:
             raise TypeError(f"{name} has dtype {array.dtype}; expected float32; pass {name}.astype(numpy.float32)")
-    return wanted
+    return wanted, ordinals or [wanted.device]
+
+
+def _ordinals(device: Any, devices: Any) -> list[int]:
+    """Return the ordinals of the devices that are asked for; none for the current one."""
+    if devices is None:
+        return [] if device is None else [ordinal_of(device)]
+    if device is not None:
+        raise ValueError(f"device is {device!r} and devices is {devices!r}; expected one of both; leave one out")
+    if isinstance(devices, str) or not isinstance(devices, Sequence):
+        raise TypeError(
+            f"devices is of type {type(devices).__qualname__}; expected a list or tuple of GPUs; pass [0, 1] for the "
+            "first two"
+        )
+    if not devices:
+        raise ValueError("devices is empty; expected one GPU at least; leave it out for the current one")
+    found = [ordinal_of(one, f"devices[{place}]") for place, one in enumerate(devices)]
+    if repeated := [one for place, one in enumerate(found) if one in found[:place]]:
+        raise ValueError(f"devices is {devices!r}, with GPU {repeated[0]} repeated; expected each once; leave one out")
+    return found
 
 
 def _check_extents(wanted: Request) -> None:
@@ -283,40 +294,13 @@ def _checked_limit(memory_limit: Any) -> int | None:
     return limit
 
 
-def _divided(products: Products, extents: tuple[int, int, int], memory_limit: int | None, device: int) -> Blocking:
-    """Return the division for a memory limit, or for the memory of the device."""
-    m, n, k = extents
-    limit, free = memory_limit, None
-    if limit is None:
-        free, total = _memory(device)
-        limit = int(SHARE_OF_MEMORY * total)
-    found = dividing.choose(m, n, k, limit, products.workspace_bytes)
-    if found is not None and free is not None and found.device_bytes > SHARE_OF_FREE * free:
-        found = dividing.choose(m, n, k, int(SHARE_OF_FREE * free), products.workspace_bytes)
-    if found is not None:
-        return found
-    least = dividing.smallest(m, n, k, products.workspace_bytes)
-    if memory_limit is None:
-        raise MemoryError(f"the device has {free:,} bytes left; expected {least:,} at least; free some of its memory")
-    raise ValueError(
-        f"memory_limit is {memory_limit:,} bytes; expected at least {least:,} for M={m}, N={n} and K={k}; pass that, "
-        "or more"
-    )
-
-
-def _memory(device: int) -> tuple[int, int]:
-    """Bytes of a device's memory: free, and total."""
-    if SIMULATOR:
-        return SIMULATED_MEMORY, SIMULATED_MEMORY
-    with device_scope(device):
-        status, free, total = driver.cuMemGetInfo()
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise failure("cuMemGetInfo", status)
-    return int(free), int(total)
-
-
 def _by_columns(array: np.ndarray) -> bool:
     return HostMatrix.lies_by_columns(array)
+
+
+def _by_rows(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return operands of a product whose C is stored by rows: C stored by columns is its transpose stored by rows."""
+    return (b.T, a.T, c.T) if _by_columns(c) else (a, b, c)
 
 
 def _scale(out: np.ndarray, beta: float) -> None:
@@ -336,13 +320,6 @@ def _describe(error: BaseException, done: list[Done], shape: tuple[int, int]) ->
     named = [f"[{rows.start}:{rows.stop}, {cols.start}:{cols.stop}]" for rows, cols in places]
     listed = ", ".join(named[:most]) + (f" and {len(named) - most} more (attribute done)" if len(named) > most else "")
     error.add_note(f"streamed_sgemm: complete of out, which has shape {shape}: {listed or 'nothing'}")
-
-
-def host_threads() -> tuple[int, int]:
-    """Numbers of host threads that copy to the device, and from it."""
-    able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    each = max(1, min(MOST_THREADS, able // 2))
-    return each, each
 
 
 class _Printer:

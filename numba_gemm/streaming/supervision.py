@@ -8,7 +8,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from .host import Stopped
-from .pipeline import Stop
+from .sharing import Stop
 
 WAIT_S = 0.1
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from ..gemm.precision import IEEE, canonical
 from ..typing import PrecisionName
 from .operators import DEVICE, OPERATORS, PLAIN
+from .sharding import are_dtensors
 
 __all__ = ["Override", "override"]
 
@@ -37,11 +38,11 @@ def override(*, precision: PrecisionName = IEEE) -> Override:
     """Return a context manager in which PyTorch's own float32 products on CUDA are computed here.
 
     `mm`, `addmm`, `bmm` and `baddbmm` are replaced, and with them `matmul`, ``@``, `linear`, `einsum` and others that
-    PyTorch composes of these. Everything else is left to PyTorch: other dtypes and devices, sparse tensors and
-    subclasses, products of vectors, variants with `out` or in place, and fused attention. Transformer layers of PyTorch
-    that run as one fused operator, as in evaluation mode without gradients, cause a warning. A backward pass computes
-    its products in `precision` too if it runs inside the context. Under autocast, products that PyTorch casts are left
-    to it.
+    PyTorch composes of these, also of DTensors. Everything else is left to PyTorch: other dtypes and devices, sparse
+    tensors and other subclasses, products of vectors, variants with `out` or in place, and fused attention. Transformer
+    layers of PyTorch that run as one fused operator, as in evaluation mode without gradients, cause a warning. A
+    backward pass computes its products in `precision` too if it runs inside the context. Under autocast, products that
+    PyTorch casts are left to it.
 
     Intended for trying a precision on a model without edits: PyTorch calls Python for each operator in the context,
     which takes time on the host. For code compiled by `torch.compile`, use `matmul` and the like, or `external_matmul`.
@@ -110,10 +111,11 @@ def _any_nested(*arguments: Any) -> bool:
 
 
 def _takes(dimensions: int, *operands: Tensor) -> bool:
-    """Return True if these are float32 matrices that fit, in memory that kernels read."""
+    """Return True if these are float32 matrices that fit, in memory that kernels read, or DTensors of such."""
     a, b = operands[-2:]
     return (
-        all(type(x) in PLAIN and x.dtype == torch.float32 and x.layout == torch.strided for x in operands)
+        (all(type(x) in PLAIN for x in operands) or are_dtensors(*operands))
+        and all(x.dtype == torch.float32 and x.layout == torch.strided for x in operands)
         and all(x.device == a.device and x.device.type == DEVICE for x in operands)
         and a.dim() == b.dim() == dimensions
         and a.shape[:-2] == b.shape[:-2]

@@ -26,6 +26,7 @@ from .operators import (
     refuse_tangents,
     tangents_are_possible,
 )
+from .sharding import register_sharding
 
 __all__ = ["addmm", "linear", "matmul"]
 
@@ -41,7 +42,8 @@ def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, precision: Precis
     ----------
     a, b : Tensor of shape (..., M, K), Tensor of shape (..., K, N); float32, on a CUDA device
         Operands with any strides. Batch dimensions are broadcast. A vector is a row on the left and a column on the
-        right; the result does not have that dimension.
+        right; the result does not have that dimension. DTensors are multiplied without `out`, each rank's part by
+        itself.
     out : Tensor of shape (..., M, N), float32, optional
         Tensor for the result, with any strides, in other memory than `a` and `b`.
     precision : str
@@ -232,10 +234,12 @@ def _factor(name: str, value: Any) -> float:
 
 
 def _check(precision: Any, **tensors: Any) -> None:
-    """Raise TypeError for arguments that an operator of PyTorch would refuse in its own words."""
+    """Raise TypeError for arguments that an operator of PyTorch would refuse in its own words; prepare for DTensors."""
     check_tensors(**tensors)
     if not isinstance(precision, str):
         canonical(precision)
+    if not torch.compiler.is_compiling():
+        register_sharding(*tensors.values())
 
 
 def _direct(*tensors: Tensor) -> bool:

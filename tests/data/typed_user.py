@@ -138,6 +138,9 @@ precompile(precision=["fp64"])  # error: list-item
 precompile(cc=None, shapes=[(64, 64)])  # error: list-item
 assert_type(streamed_sgemm(a, mapped, beta=1).dtype, np.dtype[Any])
 streamed_sgemm(x, x)  # error: arg-type
+assert_type(streamed_sgemm(a, b, devices=[0, "cuda:1"]).dtype, np.dtype[Any])
+assert_type(expected_time(a, b, devices=(0, 1)).devices, int)
+streamed_sgemm(a, b, devices=2)  # error: arg-type
 streamed_sgemm(a, b, precision="fp64")  # error: arg-type
 assert_type(blocking_of(a, b, memory_limit=1 << 22, device=Gpu()).device_bytes, int)
 expected_time(a, b, device=torch.device("cuda"))

@@ -300,7 +300,7 @@ def test_streamed_rows_are_those_that_were_recorded():
     precisions = list(dict.fromkeys(recorded["precision"]))
     spans = {name: list(recorded["seconds"][recorded["precision"] == name][:1]) for name in precisions}
     others = recorded[recorded["operands"] != streamed.ON_DEVICE].drop(columns=["size", "tflops"])
-    frame = streamed.table(32768, spans, others.to_dict("records"))
+    frame = streamed.table((32768, 32768), spans, others.to_dict("records"))
     pd.testing.assert_frame_equal(frame.reset_index(drop=True), recorded, rtol=1e-4, check_dtype=False)
     for column, value in (("largest_difference", np.nan), ("peak_bytes", 1e12)):
         frame.loc[frame.index[-1], column] = value

@@ -167,8 +167,9 @@ TAKE_DEVICES = {
 def test_every_function_takes_every_form_of_a_device(call):
     for device in (0, "cuda:0", "cuda", device_of("torch", type="cuda", index=0), None):
         call(device)
-    with pytest.raises(ValueError, match="device is 99; expected 0 to"):
-        call(99)
+    for unknown in (99, -1):
+        with pytest.raises(ValueError, match=f"device is {unknown}; expected 0 to"):
+            call(unknown)
     with pytest.raises(TypeError, match="pass a compute capability as cc"):
         call((9, 0))
 

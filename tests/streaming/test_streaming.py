@@ -7,8 +7,6 @@ import errno
 import gc
 import mmap
 import os
-import queue
-import random
 import signal
 import subprocess
 import sys
@@ -21,51 +19,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.compile_stages import compiler_environment
-from support.streaming_cases import least_memory, tiny_blocks
+from support.streaming_cases import (
+    LAYOUTS,
+    Slow,
+    integers,
+    least_memory,
+    multiplied,
+    piece_by_piece,
+    rng,
+    threads_of_runs,
+)
 
 import numba_gemm
 from numba_gemm import streamed_sgemm, streaming
 from numba_gemm.gemm.precision import runnable
-from numba_gemm.runtime.device import device_properties
+from numba_gemm.runtime.device import device_count, device_properties
 from numba_gemm.streaming import blocking as dividing
-from numba_gemm.streaming import host, pipeline, products, queues, rates
+from numba_gemm.streaming import host, pipeline, preparation, products, queues, rates
 from numba_gemm.streaming.blocking import Blocking
 from numba_gemm.streaming.prediction import Rates, predict
-
-rng = np.random.default_rng(5)
-
-
-def integers(*shape):
-    return rng.integers(-4, 5, shape).astype(np.float32)  # sums of their products are exact in float32
-
-
-@pytest.fixture
-def tiny():
-    with tiny_blocks():
-        yield
-
-
-class Slow:
-    """Random delay before each piece of a queue's work; no result may depend on it."""
-
-    def __init__(self, seed: int, scale: float = 0.004) -> None:
-        self._random, self._scale = random.Random(seed), scale
-
-    def __get__(self, instance, owner):
-        return self._scale * self._random.random()
-
-
-def multiplied(x, y, beta, z, alpha):
-    """Replace the products by NumPy's, exact for integers, in tests of copies and their order."""
-    np.copyto(z, np.float32(alpha) * (x @ y) + (np.float32(beta) * z if beta else np.float32(0)))
-
-
-@pytest.fixture
-def by_numpy(monkeypatch):
-    def enqueue(self, alpha, a, b, beta, c, stream, workspace):
-        multiplied(a.owner, b.owner, beta, c.owner, alpha)
-
-    monkeypatch.setattr(products.Products, "enqueue", enqueue)
 
 
 def limit_for(a, b, least, fraction):
@@ -188,12 +160,12 @@ def test_panel_slots():
 def test_default_limit_depends_on_free_memory(monkeypatch, free, share):
     """Three quarters of the total, or nine tenths of the free memory if that is less."""
     total = 64 << 20
-    monkeypatch.setattr(streaming.streamed, "_memory", lambda device: (int(free * total), total))
+    monkeypatch.setattr(preparation, "_memory", lambda device: (int(free * total), total))
     a, b = (np.broadcast_to(np.float32(1), (8192, 8192)) for _ in "ab")
     found = streaming.blocking_of(a, b)
     assert found.device_bytes <= share * total
     assert found == streaming.blocking_of(a, b, memory_limit=int(share * total))
-    monkeypatch.setattr(streaming.streamed, "_memory", lambda device: (100, total))
+    monkeypatch.setattr(preparation, "_memory", lambda device: (100, total))
     with pytest.raises(MemoryError, match="the device has 100 bytes left"):
         streaming.blocking_of(a, b)
 
@@ -213,7 +185,7 @@ def test_first_panels_are_thin_and_last_ones_deep():
 def test_a_product_that_outlasts_its_copies():
     """Only the copies of the first panel and of the last strip add to the time."""
     found = Blocking(1024, 1024, 1024, 1024, 1024, (256, 256, 512), 256)
-    made = predict(found, Rates(lambda shape: shape.rows * shape.inner * 1e-5, 1e9, 1e9, 1e9))
+    made = predict(found, [Rates(lambda shape: shape.rows * shape.inner * 1e-5, 1e9, 1e9, 1e9)])
     first, last = 2 * 4 * 1024 * 256 / 1e9, 4 * 1024 * 256 / 1e9
     assert made.products == pytest.approx(1024 * 1024 * 1e-5)
     assert made.seconds == pytest.approx(first + made.products + last)
@@ -224,7 +196,7 @@ def test_a_product_that_outlasts_its_copies():
 def test_copies_that_outlast_the_product():
     """The time is that of all copies to the device, the last panel's products, and the last strip's copy back."""
     found = Blocking(1024, 1024, 1024, 1024, 1024, (256, 256, 512), 256)
-    made = predict(found, Rates(lambda shape: shape.rows * 1e-6, 1e6, 2e6, 1e15))
+    made = predict(found, [Rates(lambda shape: shape.rows * 1e-6, 1e6, 2e6, 1e15)])
     copies = 4 * 1024 * 1024 / 1e6 + 4 * 1024 * 1024 / 2e6
     assert made.to_device == pytest.approx(copies)
     assert made.seconds == pytest.approx(copies + 1024e-6)
@@ -234,10 +206,10 @@ def test_copies_that_outlast_the_product():
 def test_a_slow_way_back_keeps_the_next_block_waiting():
     """C has one place on the device: strips of the second block wait for those of the first to leave."""
     found = Blocking(512, 1024, 64, 512, 512, (64,), 256)
-    made = predict(found, Rates(lambda shape: 1e-9, 1e15, 1e15, 1e6))
+    made = predict(found, [Rates(lambda shape: 1e-9, 1e15, 1e15, 1e6)])
     assert made.seconds == pytest.approx(4 * 512 * 1024 / 1e6, rel=1e-4)
     assert made.bound_by == "copies to the host"
-    read = predict(found, Rates(lambda shape: 1e-9, 1e15, 1e15, 1e6), reads_out=True)
+    read = predict(found, [Rates(lambda shape: 1e-9, 1e15, 1e15, 1e6)], reads_out=True)
     assert read.seconds > 1.4 * made.seconds
 
 
@@ -245,7 +217,7 @@ def test_a_product_waits_for_the_strip_in_its_place():
     """Product, copy, and only then the next block's product and copy."""
     found = Blocking(512, 1024, 64, 512, 512, (64,), 512)
     strip = 4 * 512 * 512
-    assert predict(found, Rates(lambda shape: 1.0, 1e15, 1e15, strip)).seconds == pytest.approx(4.0)
+    assert predict(found, [Rates(lambda shape: 1.0, 1e15, 1e15, strip)]).seconds == pytest.approx(4.0)
 
 
 @pytest.mark.simulator
@@ -258,7 +230,7 @@ def test_expected_time(tiny, monkeypatch):
     with pytest.raises(ValueError, match="extent of 0"):
         streaming.expected_time(a[:0], b, out[:0])
     reads = []
-    monkeypatch.setattr(streaming.streamed, "predict", lambda blocking, rates, reads_out: reads.append(reads_out))
+    monkeypatch.setattr(preparation, "predict", lambda blocking, rates, reads_out: reads.append(reads_out))
     for beta in (0.0, 1.0):
         streaming.expected_time(a, b, out, beta=beta)
     assert reads == [False, True]
@@ -276,15 +248,6 @@ def test_samples_stay_within_memory_and_matrix():
 
 
 # ------------------------------------------------------------------------------------------------------------- results
-
-LAYOUTS = {
-    "by rows": lambda x: x,
-    "by columns": lambda x: np.asfortranarray(x),
-    "every second column": lambda x: np.repeat(x, 2, axis=1)[:, ::2],
-    "rows reversed": lambda x: np.ascontiguousarray(x[::-1])[::-1],
-    "broadcast": lambda x: np.broadcast_to(x[:1], x.shape),
-    "a slice": lambda x: np.pad(x, 3)[3:-3, 3:-3],
-}
 
 
 @pytest.mark.simulator
@@ -445,16 +408,11 @@ def test_strips_have_one_place_in_all_blocks(tiny, by_numpy, monkeypatch):
     made = []
     monkeypatch.setattr(queues, "SimulatedQueue", Queue)
     a, b = integers(64, 4), integers(4, 72)
-    monkeypatch.setattr(dividing, "choose", lambda m, n, k, limit, needs: Blocking(64, 72, 4, 32, 64, (4,), 8))
+    monkeypatch.setattr(dividing, "choose", lambda *arguments: Blocking(64, 72, 4, 32, 64, (4,), 8))
     np.testing.assert_array_equal(streamed_sgemm(a, b), a @ b)
 
 
 # ----------------------------------------------------------------------------------------------- interrupts, errors
-
-
-def threads_of_runs():
-    names = ("bring", "take", "to-device", "to-host", "queue", "streamed_sgemm")
-    return [thread for thread in threading.enumerate() if thread.name.startswith(names)]
 
 
 @pytest.mark.simulator
@@ -478,24 +436,6 @@ def test_what_progress_raises_ends_it_and_says_what_is_done(tiny, by_numpy, out_
     rows, cols = done[0]
     assert f"[{rows.start}:{rows.stop}, {cols.start}:{cols.stop}]" in note
     assert not threads_of_runs()
-
-
-@pytest.fixture
-def interrupt():
-    """Return a function for other threads: interrupt the main thread, and wait until it has noticed."""
-    noticed = queue.SimpleQueue()
-
-    def handle(*_):
-        noticed.put(None)
-        raise KeyboardInterrupt
-
-    def send():
-        os.kill(os.getpid(), signal.SIGINT)
-        noticed.get(timeout=60)
-
-    before = signal.signal(signal.SIGINT, handle)
-    yield send
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.simulator
@@ -530,7 +470,7 @@ def test_an_interrupt_does_not_wait_for_a_panel(by_numpy, monkeypatch, interrupt
         if len(filled) == 10:
             interrupt()
         time.sleep(0.02)
-        original(self, *arguments)
+        return original(self, *arguments)
 
     monkeypatch.setattr(host.Ring, "_fill", fill)
     with pytest.raises(KeyboardInterrupt):
@@ -975,20 +915,7 @@ def test_the_bits_of_the_same_products_on_the_device(precision, layout, kind):
     division = streaming.blocking_of(a, b, memory_limit=limit, precision=precision)
     assert division.count > 1
     assert len(division.depths) > 1
-    expected = np.empty((1000, 1300), np.float32)
-    for block in range(division.count):
-        rows, cols = division.block(block)
-        whole = cuda.device_array((division.rows, division.cols), np.float32)
-        c = whole[: rows.extent, : cols.extent]
-        for piece in division.all_pieces():
-            if piece.block != block:
-                continue
-            x = a[rows.slice, piece.inner.slice]
-            x = cuda.to_device(np.copy(x, order="F" if layout == "by columns" else "C"))
-            y = cuda.to_device(np.copy(b[piece.inner.slice, cols.slice], order="F" if layout == "by columns" else "C"))
-            own = slice(piece.rows.begin - rows.begin, piece.rows.end - rows.begin)
-            numba_gemm.tiled_sgemm(x[own], y, out=c[own], beta=0.0 if piece.first else 1.0, precision=precision)
-        expected[rows.slice, cols.slice] = whole.copy_to_host()[: rows.extent, : cols.extent]
+    expected = piece_by_piece(a, b, division, precision)
     for _ in range(5):
         out[...] = np.nan
         streamed_sgemm(a, b, out, memory_limit=limit, precision=precision)
@@ -1038,8 +965,11 @@ def test_the_benchmark(tmp_path):
     from numba_gemm.lab.__main__ import main
     from numba_gemm.lab.bench import streamed
 
-    options = ["--size", "1024", "--precisions", "ieee", "--limits", "0,0.02", "--repeats", "1", "--out", str(tmp_path)]
+    devices = ",".join(map(str, range(min(device_count(), 2))))
+    options = ["--size", "1024", "--precisions", "ieee", "--limits", "0,0.02", "--devices", devices, "--repeats", "1"]
+    options += ["--out", str(tmp_path)]
     assert main(["streamed", *options]) == 0
     frame = pd.read_csv(tmp_path / "streamed.csv")
-    assert list(frame["operands"]) == [streamed.ON_DEVICE, *(kind for kind in streamed.KINDS for _ in range(2))]
+    each = 2 * min(device_count(), 2)  # limits and numbers of devices
+    assert list(frame["operands"]) == [streamed.ON_DEVICE, *(kind for kind in streamed.KINDS for _ in range(each))]
     assert (frame["largest_difference"].dropna() < 1e-3).all()

@@ -3,10 +3,14 @@
 Operands of `streamed_sgemm` lie in page-locked memory, in pageable memory and in memory-mapped files; device memory is
 limited, or not. Times stand beside the predictions of `numba_gemm.streaming.expected_time` from separately timed
 copies. Results are compared element by element with those of `tiled_sgemm` on the device.
+
+On several GPUs, each product is computed by one, by two, and so on. `link_share` is the rate of copies to one of them
+while all copy, relative to the first one's while it copies alone.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 import threading
 import time
@@ -23,7 +27,7 @@ from numba_gemm.api import tiled_sgemm
 from numba_gemm.lab.harness.environment import LAUNCHES
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.models.accuracy import ieee_bound
-from numba_gemm.runtime.device import current_device, synchronize
+from numba_gemm.runtime.device import synchronize
 from numba_gemm.runtime.driver import device_scope
 from numba_gemm.runtime.pinned_memory import pinned
 from numba_gemm.streaming import blocking_of, expected_time, streamed_sgemm
@@ -65,16 +69,18 @@ class MemoryWatch:
 
 
 @contextmanager
-def allocated(kind: str, size: int, source: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
+def allocated(kind: str, source: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
     """Allocate A, B and an empty C in a kind of memory, and copy the values of A and B from a source."""
+    (m, k), n = source[0].shape, source[1].shape[1]
+    shapes = (m, k), (k, n), (m, n)
     with ExitStack() as scopes:
         if kind == "page-locked":
-            made = [scopes.enter_context(pinned(size * size)).reshape(size, size) for _ in range(3)]
+            made = [scopes.enter_context(pinned(rows * cols)).reshape(rows, cols) for rows, cols in shapes]
         elif kind == "memory map":
             folder = Path(scopes.enter_context(tempfile.TemporaryDirectory()))
-            made = [np.memmap(folder / name, np.float32, "w+", shape=(size, size)) for name in "abc"]
+            made = [np.memmap(folder / name, np.float32, "w+", shape=shape) for name, shape in zip("abc", shapes)]
         else:
-            made = [np.empty((size, size), np.float32) for _ in range(3)]
+            made = [np.empty(shape, np.float32) for shape in shapes]
         for target, values in zip(made, source):
             target[...] = values
         yield made
@@ -109,57 +115,90 @@ class InMemory:
 
 def streamed(
     size: int = 32768,
+    rows: int = 0,
     precisions: Sequence[str] = PRECISIONS,
     operands: Sequence[Kind] = KINDS,
     limits: Sequence[float] = (0, 4),
+    devices: Sequence[int] = (0,),
     repeats: int = 3,
 ) -> Iterator[pd.DataFrame]:
     """Time streamed products, each in turn with the device call, so that the device is equally warm for both.
 
     Parameters
     ----------
-    size: M, N and K.
+    size: N and K, and M unless it is given.
+    rows: M; 0 for the same as N and K.
     operands: Kinds of memory of the operands: page-locked, pageable, memory map.
-    limits: Limits of device memory in GB; 0 for none.
+    limits: Limits of the memory of each device in GB; 0 for none.
+    devices: Ordinals of GPUs, of which the first one, the first two, and so on compute.
     repeats: Samples of each measurement, whose median is taken.
     """
-    rng, device = np.random.default_rng(0), current_device()
-    rows: list[dict[str, Any]] = []
-    source = [rng.random((size, size), np.float32) - np.float32(LARGEST) for _ in range(2)]
-    inside, spans_inside = InMemory(source), {precision: list[float]() for precision in precisions}
-    for precision in precisions:
-        inside.seconds(precision)  # loads kernels and allocates the workspace
-    for kind in operands:
-        with allocated(kind, size, source) as (a, b, c):
-            for precision in precisions:
-                options: dict[str, Any] = {"precision": precision}
-                streamed_sgemm(a[:512], b[:, :512], **options)
-                for limit in limits:
-                    how: dict[str, Any] = {"memory_limit": int(limit * 1e9) or None, "precision": precision}
-                    blocking, prediction = blocking_of(a, b, **how), expected_time(a, b, c, **how)
-                    print(f"{kind}, {precision}, limit {limit:g} GB: {prediction}", flush=True)
-                    c.fill(np.nan)
-                    with MemoryWatch(device) as watch:
-                        streamed_sgemm(a, b, c, **how)
-                    pairs = []
-                    for _ in range(repeats):
-                        own = inside.seconds(precision)
-                        begin = time.perf_counter()
-                        streamed_sgemm(a, b, c, **how)
-                        pairs.append((own, time.perf_counter() - begin))
-                    spans_inside[precision] += [own for own, _ in pairs]
-                    row = {"precision": precision, "operands": kind, "memory_limit": how["memory_limit"]}
-                    row["seconds"] = float(np.median([span for _, span in pairs]))
-                    row["of_in_memory"] = float(np.median([own / span for own, span in pairs]))
-                    row |= {"predicted_s": prediction.seconds, "bound_by": prediction.bound_by}
-                    row |= {"blocks": blocking.count, "panels": len(blocking.depths)}
-                    row |= {"device_bytes": blocking.device_bytes, "peak_bytes": watch.most}
-                    rows.append(row | {"largest_difference": inside.largest_difference(c)})
-                    yield table(size, spans_inside, rows)
+    from numba import cuda
+
+    rng, shapes = np.random.default_rng(0), ((rows or size, size), (size, size))
+    found: list[dict[str, Any]] = []
+    source = [rng.random(shape, np.float32) - np.float32(LARGEST) for shape in shapes]
+    with cuda.gpus[devices[0]]:
+        inside, spans_inside = InMemory(source), {precision: list[float]() for precision in precisions}
+        for precision in precisions:
+            inside.seconds(precision)  # loads kernels and allocates the workspace
+        for kind in operands:
+            with allocated(kind, source) as matrices:
+                for precision in precisions:
+                    warm_up = matrices[0][:512], matrices[1][:, :512]
+                    streamed_sgemm(*warm_up, precision=precision, devices=devices)  # type: ignore[arg-type]
+                    for limit in limits:
+                        one_rate = one_time = math.nan
+                        for count in range(1, len(devices) + 1):
+                            how: dict[str, Any] = {"memory_limit": int(limit * 1e9) or None, "precision": precision}
+                            how["devices"] = devices[:count]
+                            own, row = timed(matrices, inside, how, repeats, f"{kind}, limit {limit:g} GB")
+                            spans_inside[precision] += own
+                            if count == 1:
+                                one_rate, one_time = row["link_gb_s"], row["seconds"]
+                            row |= {"link_share": row["link_gb_s"] / one_rate, "speedup": one_time / row["seconds"]}
+                            found.append({"operands": kind} | row)
+                            yield table(shapes[0], spans_inside, found)
 
 
-def table(size: int, spans: Mapping[str, Sequence[float]], rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Return the rows of the device calls and the others, by precision."""
+def timed(
+    matrices: Sequence[np.ndarray], inside: InMemory, how: Mapping[str, Any], repeats: int, name: str
+) -> tuple[list[float], dict[str, Any]]:
+    """Return the times of the device calls, and the row of the streamed product."""
+    a, b, c = matrices
+    blocking, prediction = blocking_of(a, b, **how), expected_time(a, b, c, **how)
+    print(f"{name}, {how['precision']}: {prediction}", flush=True)
+    if len(how["devices"]) > 1:
+        streamed_sgemm(a, b, c, **how)  # loads kernels on the other devices
+    c.fill(np.nan)
+    with ExitStack() as watching:
+        watches = [watching.enter_context(MemoryWatch(device)) for device in how["devices"]]
+        streamed_sgemm(a, b, c, **how)
+    own, spans = [], []
+    for _ in range(repeats):
+        own.append(inside.seconds(how["precision"]))
+        begin = time.perf_counter()
+        streamed_sgemm(a, b, c, **how)
+        spans.append(time.perf_counter() - begin)
+    return own, {
+        "precision": how["precision"],
+        "memory_limit": how["memory_limit"],
+        "devices": len(how["devices"]),
+        "seconds": float(np.median(spans)),
+        "of_in_memory": float(np.median(np.divide(own, spans))),
+        "predicted_s": prediction.seconds,
+        "bound_by": prediction.bound_by,
+        "blocks": blocking.count,
+        "panels": len(blocking.depths),
+        "device_bytes": blocking.device_bytes,
+        "peak_bytes": max(watch.most for watch in watches),
+        "link_gb_s": prediction.to_device_rate / 1e9,
+        "largest_difference": inside.largest_difference(c),
+    }
+
+
+def table(shape: tuple[int, int], spans: Mapping[str, Sequence[float]], rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Return the rows of the device calls and the others, by precision, for an A of a shape and a square B."""
     first: list[dict[str, Any]] = [
         {"precision": name, "operands": ON_DEVICE, "seconds": float(np.median(found)), "of_in_memory": 1.0}
         for name, found in spans.items()
@@ -168,8 +207,10 @@ def table(size: int, spans: Mapping[str, Sequence[float]], rows: Sequence[dict[s
     order = {name: place for place, name in enumerate(spans)}
     frame = pd.DataFrame([*first, *rows])
     frame = frame.sort_values("precision", kind="stable", key=lambda names: names.map(order))
-    frame.insert(0, "size", size)
-    frame.insert(4, "tflops", 2.0 * size**3 / frame["seconds"] / 1e12)
+    frame.insert(0, "size", shape[1])
+    frame.insert(4, "tflops", 2.0 * shape[0] * shape[1] ** 2 / frame["seconds"] / 1e12)
+    if shape[0] != shape[1]:
+        frame.insert(0, "rows", shape[0])
     return frame
 
 
