@@ -14,14 +14,17 @@ epilogue, and Numba's own functions, are compiled as ever.
 - `TargetConfig.__eq__` and `__hash__` compare the options that were set, instead of making a dict of all. Options are
   compared at each look-up of a compiled function.
 - `CUDADispatcher.compile_device` takes constant integers as integers: a device function that is called with several
-  constants is compiled once instead of once for each. A constant that must stay one is a default or a closure's.
+  constants is compiled once instead of once for each. A constant that must stay one is a default or a closure's. It
+  also finds device functions with the same content, which other kernels had (`kept_functions`).
 - `Inst._rec_list_vars` looks at types of a statement's values instead of trying each, `_find_singly_assigned_variable`
   at each statement once, and `_has_loc` at the signature of each function once.
 - `_run_block_rewrite`, which renames one variable after the other, leaves alone blocks that do not name it.
+- `ByteCode` and `Flow` decode and follow the bytecode of a function once, whatever its closures hold.
 - `peep_hole_delete_with_exit` and `peep_hole_fuse_dict_add_updates` do nothing: there are no contexts and dicts.
 - `find_closest_arch` knows usual compute capabilities without NVRTC, and `get_libdevice` looks for one file instead of
   all that a toolkit has: NVRTC's library, of 140 MB, is not loaded.
-- `CUDACodeLibrary.modules` has each module once, and `new_error_context` is a class instead of a generator.
+- `CUDACodeLibrary.modules` has each module once, whose text `llvm_strs` keeps for the next kernel that links it;
+  `new_error_context` is a class instead of a generator, and `TypeInferer` does not catch warnings for each statement.
 - `PostProcessor.run` leaves out the variables that live at the entry of each block, which only generators need.
 - `PassManager._runPass` runs a pass without events, timers, checks of its result and repairs after it.
 - `CUDACompiler.define_pipelines` leaves out passes that do nothing for functions without closures, literal unrolling,
@@ -37,11 +40,15 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from .collector import without_collections
+from .kept_functions import KeptFunctions
 from .kept_library import KEPT
 
 PACKAGE = __name__.partition(".")[0] + "."
@@ -161,16 +168,18 @@ def _comparisons_of_options() -> list[Change]:
     return [(TargetConfig, "__eq__", __eq__), (TargetConfig, "__hash__", __hash__)]
 
 
-def _constant_arguments() -> list[Change]:
+@cache  # for the next kernel, too
+def _device_functions() -> list[Change]:
     from numba.core import types
     from numba.cuda.dispatcher import CUDADispatcher
 
     compile_device = CUDADispatcher.compile_device
+    kept = KeptFunctions(lambda function: str(function.__module__).startswith(PACKAGE))
 
     def compile_for_integers(self: Any, args: Any, return_type: Any = None) -> Any:
         if self.py_func.__module__.startswith(PACKAGE):
             args = tuple(arg.literal_type if isinstance(arg, types.IntegerLiteral) else arg for arg in args)
-        return compile_device(self, args, return_type)
+        return kept.find(self, args, lambda: compile_device(self, args, return_type))
 
     return [(CUDADispatcher, "compile_device", compile_for_integers)]
 
@@ -312,6 +321,36 @@ def _lists_of_variables() -> list[Change]:
     return [(ir.Inst, "_rec_list_vars", variables)]
 
 
+@cache  # for the next kernel, too
+def _flows_of_bytecode() -> list[Change]:
+    from numba.cuda.core import bytecode, interpreter
+
+    decode, flow_of = bytecode.ByteCode, interpreter.Flow
+    codes: dict[Any, Any] = {}  # by the code object, since they do not depend on what a closure holds
+    flows: dict[Any, Any] = {}
+
+    def decoded(func_id: Any) -> Any:
+        if not _is_own(func_id):
+            return decode(func_id)
+        if func_id.code not in codes:
+            codes[func_id.code] = decode(func_id)
+        found = copy(codes[func_id.code])
+        found.func_id = func_id
+        return found
+
+    def flow(code: Any) -> Any:
+        if not _is_own(code.func_id):
+            return flow_of(code)
+        if code.func_id.code not in flows:
+            found = flow_of(code)
+            found.run()
+            found.run = lambda: None
+            flows[code.func_id.code] = found
+        return flows[code.func_id.code]
+
+    return [(bytecode, "ByteCode", decoded), (interpreter, "Flow", flow)]
+
+
 def _rewrites_of_bytecode() -> list[Change]:
     from numba.cuda.core import interpreter
 
@@ -374,13 +413,26 @@ def _libraries() -> list[Change]:
     return changes
 
 
+@cache  # for the next kernel, too
 def _modules() -> list[Change]:
     from numba.cuda.codegen import CUDACodeLibrary
 
     modules: Any = CUDACodeLibrary.modules
     get = modules.fget
     once = property(lambda self: list(dict.fromkeys(get(self))))
-    return [(CUDACodeLibrary, "modules", once)]
+    texts: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # of modules, which are complete when they are linked
+
+    def text(module: Any) -> str:
+        if module not in texts:
+            texts[module] = str(module)
+        return texts[module]
+
+    def llvm_strs(self: Any) -> list[str]:
+        if self._llvm_strs is None:
+            self._llvm_strs = list(map(text, self.modules))
+        return self._llvm_strs
+
+    return [(CUDACodeLibrary, "modules", once), (CUDACodeLibrary, "llvm_strs", property(llvm_strs))]
 
 
 def _kernels_of_several_targets() -> list[Change]:
@@ -410,10 +462,23 @@ def _contexts_of_errors() -> list[Change]:
     return [(one, "new_error_context", ErrorContext) for one in (lowering, typeinfer)]
 
 
+def _warnings_of_typing() -> list[Change]:
+    from numba.cuda.core.typeinfer import TypeInferer
+
+    make = TypeInferer.__init__
+    nothing = contextlib.nullcontext()
+    direct = SimpleNamespace(catch_warnings=lambda **_: nothing)
+
+    def __init__(self: Any, context: Any, func_ir: Any, warnings: Any) -> None:
+        make(self, context, func_ir, direct if _is_own(func_ir.func_id) else warnings)
+
+    return [(TypeInferer, "__init__", __init__)]
+
+
 CHANGES: tuple[Callable[[], list[Change]], ...] = (
     _types_of_calls,
     _comparisons_of_options,
-    _constant_arguments,
+    _device_functions,
     _live_variables,
     _runs_of_passes,
     _unneeded_passes,
@@ -422,11 +487,13 @@ CHANGES: tuple[Callable[[], list[Change]], ...] = (
     _types_of_globals,
     _sizes_of_types,
     _lists_of_variables,
+    _flows_of_bytecode,
     _rewrites_of_bytecode,
     _blocks_of_ssa,
     _variables_in_blocks,
     _libraries,
     _modules,
     _contexts_of_errors,
+    _warnings_of_typing,
     _kernels_of_several_targets,
 )

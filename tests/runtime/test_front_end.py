@@ -15,7 +15,7 @@ from support import compile_stages
 from numba_gemm.runtime import collector
 
 SCRIPT = Path(compile_stages.__file__).with_name("compile_twice.py")
-CALLS = 2_000_000  # of Python functions that a compilation of `thin` may take
+CALLS = 1_900_000  # of Python functions that a compilation of `thin` may take
 
 ERRORS = """
 import contextlib
@@ -121,7 +121,7 @@ def run(*arguments):
 @pytest.mark.parametrize(
     "name",
     [
-        *("naive", "thin", "epilogue", "decompose"),
+        *("naive", "thin", "epilogue", "decompose", "whole"),
         *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("persistent", "unaligned", "four columns")),
     ],
 )

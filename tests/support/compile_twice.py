@@ -18,7 +18,7 @@ from numba.cuda.compiler import CUDACompiler
 from numba.cuda.dispatcher import CUDADispatcher
 
 from numba_gemm.kernels import STAGES
-from numba_gemm.kernels.ladder.stage import Variant
+from numba_gemm.kernels.ladder.stage import ANY, WHOLE, Variant
 from numba_gemm.kernels.step import Kernel
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TensorVariant
 from numba_gemm.kernels.tensor_core.decomposition import preparing_kernels
@@ -28,8 +28,13 @@ from numba_gemm.runtime import epilogue as epilogues
 COUNTED = "thin"  # counting takes as long as compiling
 # NVVM orders tiles of four columns for 12.0 in another way if an address is a constant's sum only after inlining.
 OTHER_CCS = {"four columns": (12, 0)}
-# With the changes, these are compiled for another compute capability before, whose LLVM IR is kept.
-COMPILED_BEFORE = {"naive": (8, 0), "decompose": (12, 0)}
+# With the changes, these are compiled before. LLVM IR is kept for another compute capability, and device functions are
+# for another kernel.
+COMPILED_BEFORE = {
+    "naive": [("naive", (8, 0))],
+    "decompose": [("decompose", (12, 0))],
+    "whole": [("wider", (9, 0)), ("any", (9, 0))],
+}
 
 
 def clipped(value: Any, row: Any, column: Any, bias: Any) -> Any:
@@ -50,6 +55,9 @@ def kernel_of(name: str) -> Kernel:
         config = next(one for one in stage.configs if one.name.startswith("64x128"))
         return stage.kernel_of(config, TensorVariant(TENSOR_PRECISIONS["bf16x6"]))
     small = next(one for one in STAGES["stream_k"].configs if one.BM == one.BN == 32)
+    if name in ("whole", "wider", "any"):
+        wider, config = STAGES["async_copy"].configs[-2:]
+        return STAGES["async_copy"].kernel_of(wider if name == "wider" else config, ANY if name == "any" else WHOLE)
     if name == "epilogue":
         return stage.kernel_of(small, Variant("along4", "any", False, epilogues.prepared(clipped, 1), 1))
     if name in ("unaligned", "four columns"):
@@ -79,8 +87,8 @@ def compiled(name: str) -> tuple[list[bytes], int]:
 if __name__ == "__main__":
     cuda.compile_ptx(lambda: None, (), cc=(9, 0, "a"))  # Numba's start is not counted
     before = BaseFunction.get_call_type, CUDACompiler.define_pipelines
-    if cc := COMPILED_BEFORE.get(sys.argv[1]):
-        compilation.compile_kernel(kernel_of(sys.argv[1]), cc, keep_ptx=False)
+    for other, cc in COMPILED_BEFORE.get(sys.argv[1], ()):
+        compilation.compile_kernel(kernel_of(other), cc, keep_ptx=False)
     code, calls = compiled(sys.argv[1])
     assert before == (BaseFunction.get_call_type, CUDACompiler.define_pipelines), "a change was not undone"
     compiler.faster = nullcontext

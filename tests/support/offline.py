@@ -28,11 +28,15 @@ class CompilerProcess:
 
     def __init__(self, **variables: str) -> None:
         paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = gpu_environment() | variables | {"PYTHONPATH": os.pathsep.join(paths)}
+        # Installed packages have bytecode beside them, and would be compiled anew for another place.
+        if environment.pop("PYTHONPYCACHEPREFIX", None):
+            environment["PYTHONDONTWRITEBYTECODE"] = "1"
         self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - closed by `close`
         self._process = subprocess.Popen(
             [sys.executable, "-m", "support.offline"],
             cwd=Path(__file__).parents[2],
-            env=gpu_environment() | variables | {"PYTHONPATH": os.pathsep.join(paths)},
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -92,6 +96,9 @@ def run_command(module: str, arguments: list[str]) -> tuple[int, str, str]:
 
 def main() -> None:
     """Answer calls until the input ends."""
+    # Numba keeps what it has compiled, and the collector would look at all of it again and again. Half of what is made
+    # can be dropped: so many objects, of some eighty kernels, take 1.5 GB.
+    gc.set_threshold(8_000_000)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what functions print is no answer
     for line in sys.stdin:
@@ -101,7 +108,6 @@ def main() -> None:
         except Exception:
             answer = None, traceback.format_exc()
         print(json.dumps(answer), file=answers, flush=True)
-        gc.freeze()  # Numba keeps what it has compiled, and the collector would look at all of it again and again
 
 
 if __name__ == "__main__":
