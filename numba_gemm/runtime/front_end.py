@@ -179,7 +179,9 @@ def _device_functions() -> list[Change]:
     def compile_for_integers(self: Any, args: Any, return_type: Any = None) -> Any:
         if self.py_func.__module__.startswith(PACKAGE):
             args = tuple(arg.literal_type if isinstance(arg, types.IntegerLiteral) else arg for arg in args)
-        return kept.find(self, args, lambda: compile_device(self, args, return_type))
+        if return_type is not None:
+            return compile_device(self, args, return_type)
+        return kept.find(self, args, lambda: compile_device(self, args))
 
     return [(CUDADispatcher, "compile_device", compile_for_integers)]
 
