@@ -309,12 +309,18 @@ def test_reads_of_fragments_have_no_bank_conflicts(monkeypatch, config, access):
             assert len(set(at_once // 16 % 8)) == 8
 
 
-FUSED = [(0, "bf16x6"), (0, "tf32x3"), (1, "bf16x6"), (1, "bf16")]
+FUSED = [
+    (0, "bf16x6", (9, 0)),
+    (0, "tf32x3", (8, 0)),
+    (1, "bf16x6", (8, 0)),
+    (1, "bf16x6", (12, 0)),
+    (1, "bf16", (9, 0)),
+]
 
 
-@pytest.mark.parametrize(("index", "precision"), FUSED)
-def test_compiled_kernels(index, precision):
-    for row in offline(compiled_fused, index, precision):
+@pytest.mark.parametrize(("index", "precision", "cc"), FUSED)
+def test_compiled_kernels(index, precision, cc):
+    for row in offline(compiled_fused, index, precision, cc):
         assert (row["local"], row["spills"]) == (0, 0), row
         assert row["passed"] == row["taken"], row
         opcodes, own = row["opcodes"], ALL_PRECISIONS[precision]

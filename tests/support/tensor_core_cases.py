@@ -199,7 +199,7 @@ def compiled_rows(part: str) -> list[dict[str, Any]]:
     return rows
 
 
-def compiled_fused(index: int, precision: str) -> list[dict[str, Any]]:
+def compiled_fused(index: int, precision: str, cc: tuple[int, int]) -> list[dict[str, Any]]:
     """Compile a configuration of `fused_decomposition` for vectors, and for single floats with an epilogue."""
     from numba_gemm.inspect import sass
 
@@ -211,7 +211,7 @@ def compiled_fused(index: int, precision: str) -> list[dict[str, Any]]:
             own = epilogue.prepared(gelu, 1)
             product = Product(a._replace(offset=4), b._replace(offset=4), c, Batch(), own, ((64, 4),))
         (step,) = stage.launches(stage.configs[index], product, precision, None, GPU).steps
-        cubin = compilation.compile_kernel(step.kernel, CC)
+        cubin = compilation.compile_kernel(step.kernel, tuple(cc))
         (instructions,) = sass.functions(sass.disassemble(cubin.code)).values()
         rows.append(
             {

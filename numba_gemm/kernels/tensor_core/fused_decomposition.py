@@ -344,10 +344,7 @@ def build(config, variant):
         stage(tiles, to, total)
         if CHECKED and again != 0:
             stage(tiles, uint32(to + THREADS // WARP * STAGE), exact)
-        if LANES_K == 1:
-            cuda.syncwarp()  # the warp's sums are staged before any lane reads them
-        else:
-            cuda.syncthreads()  # all warps' sums are staged before any reads those of others
+        cuda.syncthreads()  # all sums are staged before any thread reads those of others
 
         col = block_col + int64(warp_col + lane)
         values = cuda.local.array(ROUND, float32)
