@@ -13,7 +13,7 @@ from ...typing import PrecisionName
 from ..code import Code
 from ..ladder.stage import TileConfig, access_of
 from ..product import Product
-from ..stage import Gpu, Partition, Piece, Stage, cut, parts_of_batch
+from ..stage import Gpu, Partition, Piece, Stage, parts_of_batch
 from ..step import ALPHA, AT_A, AT_B, AT_C, BETA, Kernel, Launches, MatrixAt, Step, Vector, Words
 from .precision import TENSOR_PRECISIONS, TensorPrecision
 from .stage import precision_for
@@ -102,6 +102,4 @@ class FusedStage(Stage):
 
     def pieces(self, config: TileConfig, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
         """Divide a product into parts that one launch can compute: a grid has up to 65,535 matrices along y."""
-        for piece in cut(product, max(product.m, 1), max(product.n, 1)):
-            for part in parts_of_batch(piece.product, MAX_GRID_Y):
-                yield part._replace(a=part.a + piece.a, b=part.b + piece.b, c=part.c + piece.c, first=piece.first)
+        return parts_of_batch(product, MAX_GRID_Y)
