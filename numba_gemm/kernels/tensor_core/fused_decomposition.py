@@ -7,13 +7,12 @@ Idea: tiles of A and B are copied to shared memory as they are, by `cp.async`. A
     and of four columns of B, by 128-bit loads. It decomposes them in registers, which gives its fragments of all parts,
     and the warp multiplies them by `mma.sync`. Which row, column or k an element of a fragment stands for is a choice,
     and this choice suits the loads. The sums are kept as in `warp_mma`. Of a tile with few columns and rows, several
-    warps share each sum, and each takes other k.
+    warps share each sum, and each takes other k. If a sum of a tile is NaN, or nearly infinite, the block computes the
+    tile again by FP32 multiply-adds, and takes from these the sums that need it.
 Traffic: a block reads its rows of A and columns of B once, four bytes per element, and writes C. Two warps read, and
     decompose, the same elements of a 64x64 tile.
 Registers and shared memory: three sums of 32 registers each, the parts of 16 terms, and 32 floats to decompose; three
     slots of FP32 tiles, 54 KB.
-Special values: if a sum of a tile is NaN, or nearly infinite, the block computes the tile again by FP32 multiply-adds,
-    and takes from these the sums that need it.
 Limits: a lane executes about four instructions to decompose for each matrix instruction, so large products are faster
     decomposed once. Sums are not divided among blocks. The kernel has not been timed on any GPU.
 """
