@@ -34,8 +34,7 @@ class ChunkLoader(NamedTuple):
     position : ``(row, k) -> uint32``
         Bytes from the start of a chunk to an element.
     fetch : ``(tiles, tid, to, x, address, row, k, rows, rest)``
-        Start copying a chunk of which `rows` rows and `rest` k exist. (row, k) is the thread's place, `address` its
-        address.
+        Start copying a chunk. (row, k) is the thread's place, and `address` its address.
     """
 
     across: bool
@@ -82,6 +81,7 @@ def chunk_loader(access: str, extent: int, bk: int, threads: int, pitch: int, pa
 
     @device_function
     def fetch(tiles, tid, to, x, address, row, k, rows, rest):
+        """Start copying a chunk of which `rows` rows and `rest` k exist, and zeros in place of the others."""
         first = position(row, k)
         at, step, inner_step = address, NEXT * row_step(x), col_step(x)
         inner, outer, inner_end, outer_end = k, row, rest, rows
