@@ -79,8 +79,9 @@ def test_any_thread_order_gives_the_same_bits(monkeypatch):
     for seed in (None, 1, 2):
         with monkeypatch.context() as patch:
             patch.setattr(launch.scheduler, "run", functools.partial(scheduler.run, seed=seed))
-            case = Case((17, 9, 100), "rows", 1.0, 1.0)
-            results.add(run(STAGE, CONFIG, case, precision="bf16").result.tobytes())
+            outcome = run(STAGE, CONFIG, Case((17, 9, 100), "rows", 1.0, 1.0), precision="bf16")
+            assert outcome.ok, str(outcome)
+            results.add(outcome.result.tobytes())
     assert len(results) == 1
 
 
