@@ -539,7 +539,7 @@ assert np.allclose(lanes.sum(), row @ column, atol=1e-4)
 # notebook 7. A chunk keeps the order of memory, so that any layout is copied in vectors.
 
 # %%
-notebook.source("thin", function="fetch")
+notebook.source("chunk_loader", function="fetch")
 
 # %%
 notebook.source("thin", function="multiply")

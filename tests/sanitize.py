@@ -128,7 +128,7 @@ def tensor_cases_of(stage: Any, precision: str) -> Iterator[Case]:
     """
     from numba_gemm.gemm.tensor_heuristics import configs_for
     from numba_gemm.kernels.tensor_core import SHORT_SUMS, TENSOR_PRECISIONS
-    from numba_gemm.kernels.tensor_core.stage import LONG_SUM
+    from numba_gemm.kernels.tensor_core.stage import LONG_SUM, TensorStage
 
     slot_k = TENSOR_PRECISIONS[precision].slot_k
     for config in configs_for(stage, precision, 1):
@@ -145,7 +145,7 @@ def tensor_cases_of(stage: Any, precision: str) -> Iterator[Case]:
         yield Case(shape=even, layouts=(COLUMNS, COLUMNS, ROWS), epilogue=True, **of)
         yield Case(shape=even, layouts=(ROWS, ROWS, ROWS), **of)
         yield Case(shape=shape, layouts=(COLUMNS, ROWS, ROWS), batch=ROW, epilogue=True, launches=LAUNCHES, **of)
-        if stage.splits:  # among two blocks and three
+        if isinstance(stage, TensorStage) and stage.splits:  # among two blocks and three
             yield Case(shape=shape, layouts=(ROWS, ROWS, OFF), blocks=2 * 4, **of)
             yield Case(shape=shape, layouts=(COLUMNS, ROWS, ROWS), blocks=3 * 4, batch=ROW, epilogue=True, **of)
         if precision in SHORT_SUMS:

@@ -10,7 +10,8 @@ each block.
 The twin of `multiply` exchanges the fragments of the warp's 32 lanes and adds as `simulator.tensor_core` models it. It
 raises if a lane is missing.
 
-`bf16_word` rounds two floats to the nearest BF16 and packs them into a word, as operands of `multiply`.
+`bf16_word` rounds two floats to the nearest BF16 and packs them into a word, as operands of `multiply`. `bf16_floats`
+returns the two floats of such a word, and `word_of` the bits of a float.
 
 PTX ISA: "mma.sync", "ldmatrix", "cvt.rn.bf16x2.f32". `load4` has no simulator twin.
 """
@@ -33,6 +34,14 @@ if SIMULATOR:
         """Round two floats to BF16 and pack them into a word, the first in its lower half."""
         low, high = (bf16(value).view(np.uint32) for value in (low, high))
         return low >> np.uint32(16) | high
+
+    def bf16_floats(word):
+        """Return the two BF16 of a word as floats, that in its lower half first."""
+        return tuple(np.uint32(half).view(np.float32) for half in (int(word) << 16 & 0xFFFFFFFF, word & 0xFFFF0000))
+
+    def word_of(value):
+        """Return the bits of a float."""
+        return np.float32(value).view(np.uint32)
 
     def _narrow(words, kind):
         """Numbers in 32-bit words, in float64; the lower 13 bits of TF32 are ignored."""
@@ -80,6 +89,26 @@ else:
             return inline(builder, WORD, args, "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f")
 
         return types.uint32(types.float32, types.float32), codegen
+
+    @intrinsic
+    def bf16_floats(typingctx, word):
+        """Return the two BF16 of a word as floats, that in its lower half first."""
+
+        def codegen(context, builder, signature, args):
+            halves = builder.shl(args[0], ir.Constant(WORD, 16)), builder.and_(args[0], ir.Constant(WORD, 0xFFFF0000))
+            floats = [builder.bitcast(half, FLOAT) for half in halves]
+            return context.make_tuple(builder, signature.return_type, floats)
+
+        return types.UniTuple(types.float32, 2)(types.uint32), codegen
+
+    @intrinsic
+    def word_of(typingctx, value):
+        """Return the bits of a float."""
+
+        def codegen(context, builder, signature, args):
+            return builder.bitcast(args[0], WORD)
+
+        return types.uint32(types.float32), codegen
 
     @intrinsic
     def load4(typingctx, address):

@@ -7,6 +7,8 @@ rounds to infinity. A NaN stays a NaN; the instruction alone would round away th
 bits of fraction and rounds halves to even; values of 65,520 or more become infinity, and values below 2^-14 keep fewer
 bits.
 
+`short_bf16_of_number` is `short_bf16` in two instructions; of a NaN it returns any number.
+
 ``pair(low, high)`` packs two BF16 into one 32-bit word, `pair_f16` two F16. `exponent` returns a float's binary
 logarithm, rounded down; `power` returns the float of such a logarithm.
 
@@ -38,6 +40,10 @@ if SIMULATOR:
     def short_bf16(value):
         """Round to the nearest number of seven significant bits."""
         return _float(0x7FFE0000) if np.isnan(value) else _float(_bits(value) + 0x10000 & 0xFFFE0000)
+
+    def short_bf16_of_number(value):
+        """Round to the nearest number of seven significant bits; of a NaN, return any number."""
+        return _float(_bits(value) + 0x10000 & 0xFFFE0000)
 
     def f16(value):
         """Round to the nearest F16."""
@@ -89,6 +95,16 @@ else:
         "and.b32 bits, bits, 0xfffe0000; setp.nan.f32 none, $1, $1; @none mov.b32 bits, 0x7ffe0000; mov.b32 $0, bits; }"
     )
     f16 = _rounding("{ .reg .b16 half; cvt.rn.f16.f32 half, $1; cvt.f32.f16 $0, half; }")
+
+    @intrinsic
+    def short_bf16_of_number(typingctx, value):
+        """Round to the nearest number of seven significant bits; of a NaN, return any number."""
+
+        def codegen(context, builder, signature, args):
+            bits = builder.add(builder.bitcast(args[0], WORD), ir.Constant(WORD, 0x10000))
+            return builder.bitcast(builder.and_(bits, ir.Constant(WORD, 0xFFFE0000)), ir.FloatType())
+
+        return types.float32(types.float32), codegen
 
     @intrinsic
     def exponent(typingctx, value):

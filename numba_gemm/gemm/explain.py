@@ -17,6 +17,7 @@ from ..kernels.ladder.stage import ANY, FITS, LadderStage, Variant, default_part
 from ..kernels.product import FLOAT32, ITEM_BYTES, LAYOUTS, Product, check_dtypes
 from ..kernels.stage import Partition, Stage, check_grid
 from ..kernels.step import Launches, Slot
+from ..kernels.tensor_core.fused_stage import FusedStage
 from ..kernels.tensor_core.stage import TensorStage, precision_for
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..models.gpu_names import dotted
@@ -299,6 +300,8 @@ def _sequences(gpu: DeviceProperties, partition: Partitions, choice: Choice, pro
 def _accesses(stage: Stage, config: Any, product: Product) -> tuple[str, str, bool]:
     """Return how A and B are loaded, and whether C is written in vectors."""
     if not isinstance(stage, LadderStage):
+        if isinstance(stage, FusedStage):
+            return (*stage.accesses(product.converted), False)
         read = "tensor map" if isinstance(stage, TmaStage) else "any"
         words = ["prepared" if ready else "decomposed" for ready in product.prepared]
         a, b = words if isinstance(stage, TensorStage) else (read, read)

@@ -6,7 +6,6 @@ from typing import Any
 
 from ..kernels.stage import IEEE
 from ..kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
-from ..kernels.tensor_core.direct_stage import DirectStage
 from ..kernels.tensor_core.stage import TensorStage
 from ..simulator.switch import SIMULATOR
 from ..typing import PrecisionName
@@ -58,14 +57,14 @@ def tensor_stage(cc: tuple[int, int]) -> TensorStage | None:
     return None
 
 
-DIRECT = tuple(stage for stage in TENSOR_STAGES.values() if isinstance(stage, DirectStage))
+SIMULATED = tuple(stage for stage in TENSOR_STAGES.values() if stage.test_config is not None)
 
 
 def runnable(cc: tuple[int, int], stage: str = "auto") -> tuple[str, ...]:
     """Return the precisions that a GPU of this compute capability, or in the simulator a stage, can compute in."""
-    direct = TENSOR_STAGES.get(stage)
-    if SIMULATOR and isinstance(direct, DirectStage):
-        return direct.precisions
+    named = TENSOR_STAGES.get(stage)
+    if SIMULATOR and named in SIMULATED:
+        return named.precisions
     return (IEEE,) if tensor_stage(cc) is None else PRECISIONS
 
 
@@ -106,8 +105,8 @@ def check_precision(precision: Any, cc: tuple[int, int], stage: str = "auto") ->
             if SIMULATOR
             else f"compute capability {cc[0]}.{cc[1]}"
         )
-        direct = [f"{one.name!r} for {', '.join(one.precisions)}" for one in DIRECT if SIMULATOR]
-        advice = f"one of these, or stage {', '.join(direct)}" if direct else "one of these"
+        others = [f"{one.name!r} for {', '.join(one.precisions)}" for one in SIMULATED if SIMULATOR]
+        advice = f"one of these, or stage {' or '.join(others)}" if others else "one of these"
         raise ValueError(
             f"precision is {precision!r}, and this is {where}; expected one of {', '.join(able)}; pass {advice}"
         )

@@ -15,6 +15,7 @@ from ..kernels.product import FLOAT32, LAYOUTS, Product, check_dtypes, dense
 from ..kernels.scalars import index
 from ..kernels.stage import Gpu, Partition, Stage
 from ..kernels.step import Kernel
+from ..kernels.tensor_core.fused_stage import FusedStage
 from ..kernels.tensor_core.stage import LONG_SUM
 from ..kernels.tensor_core.tma_stage import LAYOUTS as TMA_LAYOUTS
 from ..kernels.tensor_core.tma_stage import TmaStage
@@ -376,7 +377,9 @@ def _tensor_kernels(stage: Stage, precision: str, cc: tuple[int, int]) -> Iterat
     gpu, extent = Gpu(cc, 1), 256
     for k in (LONG_SUM // 2, 2 * LONG_SUM):
         for config in configs_for(stage, precision, k):
-            layouts = TMA_LAYOUTS if isinstance(stage, TmaStage) else ["NN"]
+            layouts = (
+                TMA_LAYOUTS if isinstance(stage, TmaStage) else LAYOUTS[: None if isinstance(stage, FusedStage) else 1]
+            )
             tiles = ceil_div(extent, config.BM) * ceil_div(extent, config.BN)
             partitions = [None, Partition(2 * tiles, 0)] if may_divide(stage, config, k) else [None]
             for layout, partition in itertools.product(layouts, partitions):

@@ -34,7 +34,11 @@ def parser() -> Parser:
         "each line with the variables that have changed, or write a page in which a browser plays the steps.",
         epilog="Exit status: 0; 2 for arguments that are wrong.",
     )
-    made.add_argument("stage", metavar="STAGE", help="a stage of the FP32 ladder, such as shared_tile, or one_warp")
+    made.add_argument(
+        "stage",
+        metavar="STAGE",
+        help="a stage of the FP32 ladder, one_warp or fused_decomposition",
+    )
     made.add_argument(
         "--thread",
         type=integers,

@@ -170,7 +170,7 @@ def step(
     Raises
     ------
     NotImplementedError
-        for a tensor core stage other than `one_warp`, whose instructions the simulator lacks.
+        for a tensor core stage whose instructions the simulator lacks: any but `one_warp` and `fused_decomposition`.
     RuntimeError
         outside the simulator.
     TypeError, ValueError

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..gemm.occupancy import config_of, stage_of
-from ..kernels.ladder import LadderStage, TileConfig
+from ..kernels.ladder import TileConfig
 from ..kernels.stage import Stage
-from ..kernels.tensor_core import DirectStage
 from ..runtime.launch import Simulated, simulated
 from ..runtime.matrix import Matrix
 from ..simulator import patches
@@ -30,7 +29,7 @@ def _matrix(name: str, array: Any) -> Matrix:
     return Matrix(array.ctypes.data, rows, cols, down, across, 0, array)
 
 
-def _of_stage(stage: LadderStage | DirectStage, args: Sequence[Any], config: TileConfig | str | None) -> Simulated:
+def _of_stage(stage: Stage, args: Sequence[Any], config: TileConfig | str | None) -> Simulated:
     if len(args) != 5:
         raise TypeError(f"a stage takes five arguments (alpha, a, b, beta, c), got {len(args)}")
     alpha, a, b, beta, c = args
@@ -56,9 +55,9 @@ def prepare(
 
     Parameters
     ----------
-    stage_or_kernel : str, LadderStage, DirectStage or kernel
-        The name of a stage, a stage of the FP32 ladder, `one_warp`, a kernel made by ``cuda.jit`` in the simulator, or
-        a Python function.
+    stage_or_kernel : str, Stage or kernel
+        A stage of the FP32 ladder, `one_warp`, `fused_decomposition`, or the name of one; a kernel made by ``cuda.jit``
+        in the simulator; or a Python function.
     grid, block : int or sequence of one to three int, or None
         Number of blocks, and of threads per block, in the order x, y, z. None takes the stage's own.
     args : sequence
@@ -74,7 +73,7 @@ def prepare(
     RuntimeError
         outside the simulator.
     NotImplementedError
-        for a tensor core stage other than `one_warp`, whose instructions the simulator lacks.
+        for a tensor core stage whose instructions the simulator lacks: any but `one_warp` and `fused_decomposition`.
     TypeError, ValueError
         if `stage_or_kernel` is neither a stage nor a kernel, or does not take the arguments.
     """
@@ -88,9 +87,9 @@ def prepare(
     if isinstance(stage_or_kernel, Stage) and stage_or_kernel.test_config is None:
         raise NotImplementedError(
             f"{stage_or_kernel.name} multiplies on tensor cores by instructions that the simulator lacks; take "
-            "'one_warp', or a stage of the FP32 ladder"
+            "'one_warp', 'fused_decomposition', or a stage of the FP32 ladder"
         )
-    if isinstance(stage_or_kernel, LadderStage | DirectStage):
+    if isinstance(stage_or_kernel, Stage):
         made = _of_stage(stage_or_kernel, args, config)
         shared = made.dynamic_shared if dynamic_shared is None else dynamic_shared
         blocks, threads = (made.grid if grid is None else grid), (made.block if block is None else block)

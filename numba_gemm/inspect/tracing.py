@@ -473,7 +473,7 @@ def trace(
     RuntimeError
         outside the simulator.
     NotImplementedError
-        for a tensor core stage other than `one_warp`, whose instructions the simulator lacks.
+        for a tensor core stage whose instructions the simulator lacks: any but `one_warp` and `fused_decomposition`.
     TypeError, ValueError
         if `stage_or_kernel` is neither a stage nor a kernel, or does not take the arguments; for elements that no
         single instruction loads, blocks that are outside the grid or given twice, or a kernel whose source cannot be

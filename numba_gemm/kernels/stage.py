@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from ..device.units import MAX_GRID_X, MAX_GRID_Y
+from ..device.units import MAX_GRID_X, MAX_GRID_Y, VECTOR_BYTES
 from ..typing import PrecisionName, StageName
 from .conversion import with_conversion
 from .product import Product
@@ -98,6 +98,19 @@ def cut(product: Product, rows: int, cols: int) -> Iterator[Piece]:
                 c_step, c = product.c.part(row, col, m_size, n_size)
                 part = product._replace(a=a, b=b, c=c)
                 yield Piece(a_step, b_step, c_step, k_begin == 0, part)
+
+
+def parts_of_batch(product: Product, count: int) -> Iterator[Piece]:
+    """Divide a product into parts of at most `count` matrices of the batch's last dimension, the only one."""
+    batch = product.batch
+    for begin in range(0, batch.extents[-1], count):
+        steps = begin * batch.a[-1], begin * batch.b[-1], begin * batch.c[-1]
+        a, b, c = (
+            x._replace(offset=(x.offset + step) % VECTOR_BYTES)
+            for x, step in zip((product.a, product.b, product.c), steps, strict=True)
+        )
+        extents = (1, 1, min(count, batch.extents[-1] - begin))
+        yield Piece(*steps, True, product._replace(a=a, b=b, c=c, batch=batch._replace(extents=extents)))
 
 
 @dataclass(frozen=True, eq=False)

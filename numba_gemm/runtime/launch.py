@@ -14,6 +14,7 @@ from ..kernels.product import ONE, Batch, Layout, Product
 from ..kernels.stage import IEEE, MAX_K, Partition, Stage
 from ..kernels.step import Argument, Kernel, Launches, MatrixAt, Moving, Scalar, Slot, Step
 from ..kernels.step import Vector as VectorAt
+from ..kernels.tensor_core.fused_stage import FusedVariant
 from ..simulator import scheduler
 from ..simulator.switch import SIMULATOR
 from .bound_product import BoundProduct
@@ -262,7 +263,7 @@ def _simulated(
                 memory = scratch if slot == Slot.SCRATCH else vectors[slot - Slot.VECTORS].owner
                 return at_address(memory, memory.ctypes.data + argument.place.offset, shape, strides)
             return values[slot].view(layout)
-        if step.kernel.config is None:  # of operands that are converted
+        if step.kernel.config is None or isinstance(step.kernel.variant, FusedVariant):  # no stage that shares tiles
             return argument.words
         from ..device.partition import PartitionArguments
 
@@ -273,7 +274,7 @@ def _simulated(
     for step in launches.steps:
         arguments = [value(step, argument) for argument in step.arguments if not isinstance(argument, VectorAt)]
         kernel: Kernel = step.kernel
-        if isinstance(kernel.variant, Variant):
+        if isinstance(kernel.variant, Variant | FusedVariant):
             arguments.append(tuple(vector.owner for vector in vectors))
         block = step.block[:2] if step.block[2] == 1 else step.block
         found.append(Simulated(_built(kernel), step.grid, block, tuple(arguments), kernel.dynamic_shared))

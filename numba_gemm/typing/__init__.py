@@ -84,6 +84,7 @@ TensorStageName: TypeAlias = Literal[
     "persistent",
     "tf32_tma",
     "warp_mma",
+    "fused_decomposition",
 ]
 """Name of a stage on tensor cores."""
 

@@ -145,7 +145,7 @@ def test_extents_by_which_fp32_auto_decides(a, b, epilogue, expected):
 
 
 @simulated
-def test_the_simulator_runs_float32_and_one_stage_of_tensor_cores():
+def test_the_simulator_runs_float32_and_two_stages_of_tensor_cores():
     a = np.ones((4, 5), np.float32)
     for product in (numba_gemm.tiled_sgemm, numba_gemm.plan(4, 4, 5, precision="bf16", stage="one_warp")):
         options = {} if isinstance(product, numba_gemm.Plan) else {"precision": "bf16", "stage": "one_warp"}
@@ -154,11 +154,14 @@ def test_the_simulator_runs_float32_and_one_stage_of_tensor_cores():
     assert (told.stage, told.launches, told.a_access) == ("one_warp", 1, "any")
     assert "decomposed" not in str(told)
     assert "16 terms of the sums at a time" in str(told)
-    with pytest.raises(ValueError, match="expected one of ieee; pass one of these, or stage 'one_warp' for bf16"):
+    with pytest.raises(ValueError, match="expected one of ieee; pass one of these, or stage 'one_warp' for bf16 or "):
         numba_gemm.tiled_sgemm(a, a.T, precision="bf16")
+    with pytest.raises(ValueError, match=r"or 'fused_decomposition' for tf32, tf32x3, bf16, bf16x3, bf16x6, bf16x9$"):
+        numba_gemm.tiled_sgemm(a, a.T, precision="bf16")
+    assert (numba_gemm.tiled_sgemm(a, a.T, precision="bf16x6", stage="fused_decomposition") == 5).all()
     for precision, stages in {name: ["auto"] for name in TENSOR_PRECISIONS}.items():
         stages += [stage.name for stage in TENSOR_STAGES.values() if precision in stage.precisions]
-        for stage in set(stages).difference({"one_warp"}):
+        for stage in set(stages).difference({"one_warp", "fused_decomposition"}):
             with pytest.raises(ValueError, match="this is the simulator, which has no matrix instructions"):
                 numba_gemm.tiled_sgemm(a, a.T, precision=precision, stage=stage)
             with pytest.raises(ValueError, match="this is the simulator, which has no matrix instructions"):

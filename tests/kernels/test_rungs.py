@@ -19,8 +19,8 @@ RESULTS = Path(__file__).parents[2] / "results" / "h200" / "latest"
 MOST_LINES = 120
 MOST_EXCESS = 3  # percent of a stage's wavefronts of shared memory, from the stage on that removes bank conflicts
 CLIMB = [name for name in STAGES if name != "thin"]  # `thin` is for a C of few rows or columns, no step of it
-# `warp_mma` and `tf32_tma` are for other GPUs and other operands.
-TENSOR_CLIMB = [name for name in TENSOR_STAGES if name not in ("warp_mma", "tf32_tma")]
+# `warp_mma`, `tf32_tma` and `fused_decomposition` are for other GPUs, other operands and other products.
+TENSOR_CLIMB = [name for name in TENSOR_STAGES if name not in ("warp_mma", "tf32_tma", "fused_decomposition")]
 RUNGS = [*itertools.pairwise(CLIMB), *itertools.pairwise(TENSOR_CLIMB)]
 ON_GPU = ("cuda.jit", "device_function")
 

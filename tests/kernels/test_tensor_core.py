@@ -40,6 +40,7 @@ from numba_gemm.kernels.tensor_core import (
     TENSOR_PRECISIONS,
     TENSOR_STAGES,
     DirectStage,
+    FusedStage,
     TensorStage,
     TensorVariant,
     TmaStage,
@@ -78,7 +79,7 @@ UNITS = {"tf32": 2.0**-11, "bf16": 2.0**-8, "f16": 2.0**-11}
 CONFIGS = [
     (name, index)
     for name, stage in TENSOR_STAGES.items()
-    if not isinstance(stage, DirectStage)  # has no slots
+    if not isinstance(stage, DirectStage | FusedStage)  # have no slots of parts
     for index in range(len(stage.configs))
 ]
 TEACHING = [name for name, stage in TENSOR_STAGES.items() if isinstance(stage, TensorStage) and not stage.complete]

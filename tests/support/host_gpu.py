@@ -25,7 +25,7 @@ from numba_gemm.gemm import plan as plans
 from numba_gemm.kernels import conversion
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder import stage as ladder
-from numba_gemm.kernels.tensor_core import decomposition, direct_stage, tma_stage
+from numba_gemm.kernels.tensor_core import decomposition, direct_stage, fused_stage, tma_stage
 from numba_gemm.kernels.tensor_core import stage as tensor_core
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import driver as driver_module
@@ -48,6 +48,8 @@ def parameters(kernel):
         return product | {"partition": len(FIELDS)}
     if kernel.signature in (tensor_core.TEACHING_SIGNATURE, direct_stage.SIGNATURE):
         return product
+    if kernel.signature is fused_stage.SIGNATURE:
+        return product | {"steps": 3} | vectors
     if kernel.signature is tensor_core.COMPLETE_SIGNATURE:
         return product | {"x": MATRIX, "y": MATRIX, "steps": 5} | vectors
     if kernel.signature is tensor_core.ADD_PARTIALS_SIGNATURE:

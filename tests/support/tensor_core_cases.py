@@ -199,6 +199,35 @@ def compiled_rows(part: str) -> list[dict[str, Any]]:
     return rows
 
 
+def compiled_fused(index: int, precision: str, cc: tuple[int, int]) -> list[dict[str, Any]]:
+    """Compile a configuration of `fused_decomposition` for vectors, and for single floats with an epilogue."""
+    from numba_gemm.inspect import sass
+
+    stage, rows = TENSOR_STAGES["fused_decomposition"], []
+    for aligned in (True, False):
+        a, b, c = dense("N", 64, LONG_SUM), dense("N", LONG_SUM, 64), dense("N", 64, 64)
+        product = Product(a, b, c)
+        if not aligned:
+            own = epilogue.prepared(gelu, 1)
+            product = Product(a._replace(offset=4), b._replace(offset=4), c, Batch(), own, ((64, 4),))
+        (step,) = stage.launches(stage.configs[index], product, precision, None, GPU).steps
+        cubin = compilation.compile_kernel(step.kernel, tuple(cc))
+        (instructions,) = sass.functions(sass.disassemble(cubin.code)).values()
+        rows.append(
+            {
+                "name": cubin.name,
+                "vectors": aligned,
+                "local": cubin.local,
+                "spills": cubin.spill_stores + cubin.spill_loads,
+                "passed": passed(step),
+                "taken": taken(cubin.ptx),
+                "opcodes": sass.instruction_mix(instructions),
+                "widths": [[name, bits] for name, bits in sass.access_widths(instructions)],
+            }
+        )
+    return rows
+
+
 # --------------------------------------------------------------------------------------------------- products on a GPU
 
 

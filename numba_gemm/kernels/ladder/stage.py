@@ -193,18 +193,17 @@ def variant_of(config: TileConfig, product: Product) -> Variant:
     """Return the fastest variant that these operands allow."""
     batch = product.batch
     return Variant(
-        _access(config, config.BM, product.a, batch.a),
-        _access(config, config.BN, product.b.transposed, batch.b),
+        access_of(covering(config, config.BM), product.a, batch.a[0] | batch.a[1] | batch.a[2]),
+        access_of(covering(config, config.BN), product.b.transposed, batch.b[0] | batch.b[1] | batch.b[2]),
         product.c.aligned and (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES == 0,
         product.epilogue,
         len(product.vectors),
     )
 
 
-def _access(config: TileConfig, extent: int, x: Layout, steps: tuple[int, int, int]) -> str:
-    """Return the tile loader's mode for an operand as (mn, k), of those that cover a tile with `extent` rows."""
-    able = covering(config, extent)
-    vectors = x.offset == 0 and (steps[0] | steps[1] | steps[2]) % VECTOR_BYTES == 0
+def access_of(able: tuple[str, ...], x: Layout, steps: int) -> str:
+    """Return the best access, of those `able`, to (mn, k) matrices; `steps`, in bytes, lead to others of a batch."""
+    vectors = x.offset == 0 and steps % VECTOR_BYTES == 0
     along, across = x.col_stride == FLOAT32_BYTES, x.row_stride == FLOAT32_BYTES
     if along and vectors and x.row_stride % VECTOR_BYTES == 0 and x.cols % 4 == 0 and "along4" in able:
         return "along4"

@@ -25,16 +25,14 @@ from numba import cuda, float32, int32, int64, uint32
 from ...device.address import (
     address_of,
     col_step,
-    copy4_or_zero,
-    copy16_or_zero,
     pinned,
-    row_step,
     shared_address,
     shared_load4,
     shared_store1,
     transposed,
 )
 from ...device.async_copy import commit_group, wait_group
+from ...device.chunk_loader import chunk_loader
 from ...device.matrix import shifted
 from ...device.partition import (
     arrive,
@@ -62,58 +60,8 @@ def operand(access, EXTENT, THREADS, BK, LANES):
     A chunk keeps the order of memory. Stored by rows, its rows are side by side, and lanes read adjacent vectors.
     Otherwise, four k are followed by a vector of padding, so that the k of eight lanes are in different banks.
     """
-    ACROSS = access.startswith("across")
-    WIDTH = 4 if access.endswith("4") else 1  # floats per copy
-    INNER, OUTER = (EXTENT // WIDTH, BK) if ACROSS else (BK // WIDTH, EXTENT)  # copies along both axes of the chunk
-    COPIES = ceil_div(INNER * OUTER, THREADS)  # per thread
-    EVEN = INNER * OUTER % THREADS == 0
-    RUN = max(1, INNER // THREADS)  # of these, along the inner axis
-    PASS = THREADS * WIDTH  # floats from one of these to the next
-    NEXT = max(1, THREADS // INNER)  # places along the outer axis from one to the next
-    FOUR_K = 4 * EXTENT + 4  # floats from four k to the next
-    copy = copy16_or_zero if WIDTH == 4 else copy4_or_zero
-
-    @device_function
-    def place(tid):
-        """Row and k, within a chunk, of a thread's first copy."""
-        along, beside = int32(tid % INNER * WIDTH), int32(tid // INNER)
-        return (along, beside) if ACROSS else (beside, along)
-
-    @device_function
-    def position(row, k):
-        """Bytes from the start of a chunk to an element."""
-        if ACROSS:
-            return uint32(4 * (uint32(k) // 4 * FOUR_K + uint32(k) % 4 * EXTENT + uint32(row)))
-        return uint32(4 * (uint32(row) * BK + uint32(k)))
-
-    @device_function
-    def further(first, row, k, i):
-        """Bytes from the start of a chunk to the i-th place along the outer axis, `first` being those to (row, k)."""
-        if not ACROSS:
-            return uint32(first + 4 * BK * NEXT * i)
-        if NEXT % 4 == 0:
-            return uint32(first + FOUR_K * NEXT * i)
-        return position(row, k + NEXT * i)
-
-    @device_function
-    def fetch(tiles, tid, to, x, address, row, k, rows, rest):
-        """Start copying a chunk of which `rows` rows and `rest` k exist, and zeros in place of the others."""
-        first = position(row, k)
-        at, step, inner_step = address, NEXT * row_step(x), col_step(x)
-        inner, outer, inner_end, outer_end = k, row, rest, rows
-        if ACROSS:
-            step, inner_step = NEXT * col_step(x), row_step(x)
-            inner, outer, inner_end, outer_end = row, k, rows, rest
-        here = outer_end if inner < inner_end else int32(0)
-        for i in range(COPIES // RUN):
-            place = further(first, row, k, i)
-            if RUN > 1:
-                for j in range(RUN):
-                    inside = int32(inner + j * PASS) < inner_end and int32(outer + i * NEXT) < outer_end
-                    copy(tiles, uint32(to + place + 4 * PASS * j), x, at + j * PASS * inner_step, inside)
-            elif EVEN or tid + i * THREADS < uint32(INNER * OUTER):
-                copy(tiles, uint32(to + place), x, at, int32(outer + i * NEXT) < here)
-            at += step
+    loader = chunk_loader(access, EXTENT, BK, THREADS, pitch=BK, padding=4)
+    ACROSS, FOUR_K = loader.across, loader.four_k
 
     @device_function
     def origin(row, lane):
@@ -132,8 +80,7 @@ def operand(access, EXTENT, THREADS, BK, LANES):
         """Four rows from row r on of k q, stored by columns."""
         return shared_load4(tiles, uint32(at + (4 * (q * EXTENT + r) + STEP * s)))
 
-    size = BK * (EXTENT + 1 if ACROSS else EXTENT) * 4
-    return ACROSS, size, (place, fetch, origin, read_row, read_k)
+    return ACROSS, loader.size, (loader.place, loader.fetch, origin, read_row, read_k)
 
 
 def build(config, variant):

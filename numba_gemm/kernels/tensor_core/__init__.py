@@ -4,13 +4,21 @@ from ..code import Code
 from ..ladder.stage import TileConfig
 from .config import TensorVariant, WarpConfig, WarpgroupConfig
 from .direct_stage import DirectStage
+from .fused_stage import FusedStage
 from .precision import SHORT_SUMS, TENSOR_PRECISIONS, TensorPrecision
 from .stage import TensorStage
 from .tma_stage import TmaStage, boxes
 
 ONE_INSTRUCTION = TileConfig(BM=16, BN=8, BK=16, TM=2, TN=2)
 
-RECORDS: tuple[DirectStage | TensorStage | TmaStage, ...] = (
+
+def _warps(BM: int, BN: int, BK: int, lanes_k: int, slots: int) -> TileConfig:
+    """Return a configuration of warps that multiply 32x32 each; a slot's rows have four floats more."""
+    pad, pad_b = 4 * BM // BK, 4 * BN // BK
+    return TileConfig(BM, BN, BK, 4, 8, 32, 32, slots=slots, pad=pad, dynamic=True, pad_b=pad_b, lanes_k=lanes_k)
+
+
+RECORDS: tuple[DirectStage | FusedStage | TensorStage | TmaStage, ...] = (
     DirectStage(
         name="one_warp",
         summary="one warp loads fragments from global memory and multiplies them on tensor cores",
@@ -91,14 +99,22 @@ RECORDS: tuple[DirectStage | TensorStage | TmaStage, ...] = (
         min_cc=(8, 0),
         only_cc=None,
     ),
+    FusedStage(
+        name="fused_decomposition",
+        summary="one launch: warps decompose in registers what they multiply",
+        build=Code("tensor_core.fused_decomposition"),
+        configs=(_warps(32, 32, 64, 4, slots=3), _warps(64, 64, 32, 1, slots=3)),
+        test_config=_warps(32, 32, 32, 2, slots=2),
+    ),
 )
-TENSOR_STAGES: dict[str, DirectStage | TensorStage | TmaStage] = {stage.name: stage for stage in RECORDS}
+TENSOR_STAGES: dict[str, DirectStage | FusedStage | TensorStage | TmaStage] = {stage.name: stage for stage in RECORDS}
 
 __all__ = [
     "SHORT_SUMS",
     "TENSOR_PRECISIONS",
     "TENSOR_STAGES",
     "DirectStage",
+    "FusedStage",
     "TensorPrecision",
     "TensorStage",
     "TensorVariant",

@@ -7,6 +7,7 @@ from typing import Any
 from ...simulator.switch import SIMULATOR
 from .config import TensorVariant
 from .decomposition import DecomposeVariant
+from .fused_stage import FusedVariant
 from .stage import AddPartialsVariant
 from .tma_stage import TmaVariant
 
@@ -17,6 +18,7 @@ if not SIMULATOR:
 
 BATCH_STEPS = 5
 ADD_PARTIALS_WORDS = 10
+FUSED_STEPS = 3
 
 
 def _steps_type(count: int) -> Any:
@@ -46,6 +48,12 @@ def direct_signature(variant: TensorVariant) -> tuple[Any, ...]:
     """Return the Numba types of the parameters (alpha, a, b, beta, c) for operands that are not decomposed."""
     matrix = MatrixType(False)
     return (types.float32, matrix, matrix, types.float32, matrix)
+
+
+def fused_signature(variant: FusedVariant) -> tuple[Any, ...]:
+    """Return the Numba types of the parameters (alpha, a, b, beta, c, steps, vectors)."""
+    matrix, vectors = MatrixType(False), types.UniTuple(types.Array(types.float32, 1, "A"), variant.vectors)
+    return (types.float32, matrix, matrix, types.float32, matrix, _steps_type(FUSED_STEPS), vectors)
 
 
 def teaching_signature(variant: TensorVariant) -> tuple[Any, ...]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ...device.units import FLOAT32_BYTES, MAX_GRID_X, MAX_GRID_Y, VECTOR_BYTES, ceil_div
+from ...device.units import FLOAT32_BYTES, MAX_GRID_X, MAX_GRID_Y, ceil_div
 from ...typing import PrecisionName
 from ..code import Code
 from ..product import Layout, Product
-from ..stage import Gpu, Partition, Piece, Stage, cut
+from ..stage import Gpu, Partition, Piece, Stage, cut, parts_of_batch
 from ..step import (
     ALPHA,
     ALPHA_ONE,
@@ -239,12 +239,4 @@ class TensorStage(Stage):
         some = product._replace(batch=batch._replace(extents=(1, 1, count)))
         each = sum(decomposition_of(self.precision_for(precision, product.k), some, config).steps)
         count = max(1, min(count, MAX_PARTS_BYTES // max(each, 1)))
-        for begin in range(0, batch.extents[-1], count):
-            size = min(count, batch.extents[-1] - begin)
-            steps = begin * batch.a[-1], begin * batch.b[-1], begin * batch.c[-1]
-            a, b, c = (
-                x._replace(offset=(x.offset + step) % VECTOR_BYTES)
-                for x, step in zip((product.a, product.b, product.c), steps, strict=True)
-            )
-            part = product._replace(a=a, b=b, c=c, batch=batch._replace(extents=(1, 1, size)))
-            yield Piece(*steps, True, part)
+        yield from parts_of_batch(product, count)

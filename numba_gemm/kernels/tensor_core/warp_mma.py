@@ -22,10 +22,10 @@ from .accumulate import FOLD, steps
 from .epilogue import of_batch, place, sums_store
 from .pipeline import first_slot
 from .stage import ROW_BYTES, ROW_WORDS, WARP_EXTENT
+from .warp_products import GROUPS, products_of
 
 CHUNK = 16  # bytes per copy, and per row of a fragment
 M = N = WARP_EXTENT
-GROUPS = M // 16 * (N // 8)
 
 
 def build(config, variant):
@@ -38,7 +38,7 @@ def build(config, variant):
     IN_FLIGHT = SLOTS - 2
     A_FRAGMENTS, B_FRAGMENTS = PARTS * (M // 16), PARTS * (N // 16)
     A_TURNS, B_TURNS = A_BYTES // CHUNK // THREADS, B_BYTES // CHUNK // THREADS
-    multiply, store = mma.multiply(precision.kind), sums_store(variant, N // 8, M // 16)
+    store = sums_store(variant, N // 8, M // 16)
     clear, add, add_exactly, finish = steps(8 * GROUPS)
 
     @device_function
@@ -55,34 +55,7 @@ def build(config, variant):
             for i in range(B_TURNS):
                 copy16_if(memory, uint32(b_to + i * (THREADS * CHUNK)), b, b_from + i * (THREADS * CHUNK), True)
 
-    @device_function
-    def nothing(sums, a_frag, b_frag):
-        pass
-
-    def products_of(chosen, q=0):
-        """Make the products of parts from index q on, unrolled by recursion: constants select the fragments."""
-        if q == len(chosen):
-            return nothing
-        a, b = chosen[q]
-        A_FIRST, B_FIRST = a * (M // 16), b * (N // 16)
-        following = products_of(chosen, q + 1)
-
-        @device_function
-        def products(sums, a_frag, b_frag):
-            for i in range(M // 16):
-                for j in range(N // 8):
-                    g = i * (N // 8) + j
-                    c = (sums[g, 0], sums[g, 1], sums[g, 2], sums[g, 3])
-                    x = A_FIRST + i
-                    y, half = B_FIRST + j // 2, j % 2 * 2
-                    left = (a_frag[x, 0], a_frag[x, 1], a_frag[x, 2], a_frag[x, 3])
-                    c = multiply(c, left, (b_frag[y, half], b_frag[y, half + 1]))
-                    sums[g, 0], sums[g, 1], sums[g, 2], sums[g, 3] = c[0], c[1], c[2], c[3]
-            following(sums, a_frag, b_frag)
-
-        return products
-
-    leading, others = products_of(LEADING), products_of(OTHERS)
+    leading, others = products_of(precision, LEADING), products_of(precision, OTHERS)
 
     @device_function
     def run(alpha, a, b, beta, c, x, y, steps, vectors):
