@@ -131,10 +131,11 @@ def _divided(products: Sequence[Products], extents: tuple[int, int, int], memory
     def needs(shapes: set[dividing.Shape]) -> int:
         return max(own.workspace_bytes(shapes) for own in products)
 
-    limit, free = memory_limit, None
+    limit, free, fullest = memory_limit, None, None
     if limit is None:
-        free, total = (min(sizes) for sizes in zip(*(_memory(own.device) for own in products)))
-        limit = int(SHARE_OF_MEMORY * total)
+        found_free, totals = zip(*(_memory(own.device) for own in products))
+        free, fullest = min(zip(found_free, (own.device for own in products)))
+        limit = int(SHARE_OF_MEMORY * min(totals))
     found = dividing.choose(m, n, k, limit, needs, len(products))
     if found is not None and free is not None and found.device_bytes > SHARE_OF_FREE * free:
         found = dividing.choose(m, n, k, int(SHARE_OF_FREE * free), needs, len(products))
@@ -142,7 +143,7 @@ def _divided(products: Sequence[Products], extents: tuple[int, int, int], memory
         return found
     least = dividing.smallest(m, n, k, needs, len(products))
     if memory_limit is None:
-        where = "the device" if len(products) == 1 else "one of the devices"
+        where = "the device" if len(products) == 1 else f"device {fullest}"
         raise MemoryError(f"{where} has {free:,} bytes left; expected {least:,} at least; free some of its memory")
     raise ValueError(
         f"memory_limit is {memory_limit:,} bytes; expected at least {least:,} for M={m}, N={n} and K={k}; pass that, "

@@ -262,7 +262,7 @@ def _ordinals(device: Any, devices: Any) -> list[int]:
         return [] if device is None else [ordinal_of(device)]
     if device is not None:
         raise ValueError(f"device is {device!r} and devices is {devices!r}; expected one of both; leave one out")
-    if isinstance(devices, str) or not isinstance(devices, Sequence):
+    if isinstance(devices, (str, bytes)) or not isinstance(devices, Sequence):
         raise TypeError(
             f"devices is of type {type(devices).__qualname__}; expected a list or tuple of GPUs; pass [0, 1] for the "
             "first two"

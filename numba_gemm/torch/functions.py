@@ -23,6 +23,7 @@ from .operators import (
     compute_into,
     compute_sum,
     expanded,
+    is_dtensor,
     refuse_tangents,
     tangents_are_possible,
 )
@@ -238,6 +239,8 @@ def _check(precision: Any, **tensors: Any) -> None:
     check_tensors(**tensors)
     if not isinstance(precision, str):
         canonical(precision)
+    if is_dtensor(tensors.get("out")):
+        raise TypeError("out is a DTensor; expected no out with DTensors: the result is a new one")
     if not torch.compiler.is_compiling():
         register_sharding(*tensors.values())
 

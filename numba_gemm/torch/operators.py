@@ -7,6 +7,7 @@ precision; ``numba_gemm::matmul_out`` writes to a given tensor and has none. The
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = [
     "compute_into",
     "compute_sum",
     "expanded",
+    "is_dtensor",
     "refuse_tangents",
     "tangents_are_possible",
 ]
@@ -213,6 +215,11 @@ def _fake_out(out: Tensor, a: Tensor, b: Tensor, *_: Any) -> None:
         raise ValueError(f"out has shape {tuple(out.shape)}; expected {tuple(expected)}; pass an out of that shape")
 
 
+def is_dtensor(x: Any) -> bool:
+    """Return True for a DTensor, without an import of their package, which takes long."""
+    return type(x) is getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+
+
 def _by_columns(x: Tensor) -> bool:
     return x.stride(-2) < x.stride(-1)
 
@@ -245,7 +252,8 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         of_a = product(grad, b.mT, a_by_columns).sum_to_size(a_shape)
     if a is not None:
         above = grad
-        if len(b_shape) == 2:  # one long sum instead of a batch of products and their sum
+        # One long sum instead of a batch of products and their sum. PyTorch flattens no DTensor that is cut within.
+        if len(b_shape) == 2 and not is_dtensor(grad):
             a, above = a.flatten(0, -2), grad.flatten(0, -2)
         of_b = product(a.mT, above, b_by_columns).sum_to_size(b_shape)
     if ctx.added is None:

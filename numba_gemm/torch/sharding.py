@@ -5,14 +5,14 @@ PyTorch chooses the division that moves least data, moves it, and computes each 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .operators import OPERATORS
+from .operators import OPERATORS, is_dtensor
 
 __all__ = ["are_dtensors", "register_sharding"]
 
@@ -21,8 +21,7 @@ Placements = tuple[Any, Any, Any]  # of C, A and B, on one dimension of the mesh
 
 def are_dtensors(*tensors: Tensor) -> bool:
     """Return True if these are DTensors, and PyTorch knows how the operators may divide them."""
-    module = sys.modules.get("torch.distributed.tensor")  # whose import takes long
-    return module is not None and all(type(x) is module.DTensor for x in tensors) and _registered()
+    return all(map(is_dtensor, tensors)) and _registered()
 
 
 def register_sharding(*tensors: Tensor) -> None:
@@ -32,11 +31,10 @@ def register_sharding(*tensors: Tensor) -> None:
 
 @cache
 def _registered() -> bool:
-    """Register divisions; return False with a PyTorch that does not take any."""
-    try:
-        from torch.distributed.tensor.experimental import register_sharding as register
-    except ImportError:
+    """Register divisions; return False with a PyTorch that does not take any, or confuses numbers of several calls."""
+    if torch.__version__ < (2, 9):  # PyTorch's pull request 159289
         return False
+    from torch.distributed.tensor.experimental import register_sharding as register
 
     def of_product(a: Any, b: Any, *_: Any) -> list[tuple[list[Any], list[Any]]]:
         return [([c], [x, y, None, None]) for c, x, y in _divisions(a, b)]

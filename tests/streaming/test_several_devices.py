@@ -128,7 +128,7 @@ def test_the_smallest_memory_decides(monkeypatch, four_devices):
         assert found == streaming.blocking_of(a, b, devices=devices, memory_limit=limit)
         assert found.device_bytes <= limit
     sizes[2] = (100, 1 << 30)
-    with pytest.raises(MemoryError, match="one of the devices has 100 bytes left"):
+    with pytest.raises(MemoryError, match=r"^device 2 has 100 bytes left"):
         streaming.blocking_of(a, b, devices=[0, 2])
 
 

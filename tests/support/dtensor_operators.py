@@ -10,6 +10,7 @@ import sys
 from datetime import timedelta
 from itertools import product
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
@@ -135,6 +136,29 @@ def gradients(mesh):
     return count
 
 
+def gradients_of_batches(mesh):
+    """Gradients where one matrix is for all of a batch, which is cut along any dimension."""
+    count = 0
+    for x, y in product((Shard(0), Shard(1), Shard(2), Replicate()), KINDS):
+        a, b, weights = values(4, 6, 8), values(8, 4), values(4, 6, 4)
+        given = [distribute_tensor(one, mesh, [how]).requires_grad_() for one, how in ((a, x), (b, y))]
+        result = numba_gemm.torch.matmul(*given) * distribute_tensor(weights, mesh, [Replicate()])
+        result.sum().backward()
+        close(given[0].grad, weights.double() @ b.double().mT)
+        close(given[1].grad, (a.double().mT @ weights.double()).sum(0))
+        count += 1
+    return count
+
+
+def refused(mesh):
+    """DTensors do not have `out`."""
+    one = distribute_tensor(values(6, 6), mesh, [Replicate()])
+    for call in (numba_gemm.torch.matmul, lambda a, b, out: numba_gemm.torch.addmm(out, a, b, out=out)):
+        with pytest.raises(TypeError, match=r"^out is a DTensor"):
+            call(one, one, out=one)
+    return 2
+
+
 def simulated(mesh):
     """One product by the package's kernels, a mesh of two dimensions, and parts that are sums."""
     a, b = values(6, 8), values(8, 4)
@@ -156,6 +180,7 @@ def main(rank, world, meeting):
     count = simulated(mesh)
     operators._sgemm = by_torch
     count += matrices(mesh, rank, world) + sums(mesh) + batches(mesh) + gradients(mesh)
+    count += gradients_of_batches(mesh) + refused(mesh)
     print(f"compared {count}", flush=True)
     dist.destroy_process_group()
 
