@@ -336,6 +336,7 @@ def _flows_of_bytecode() -> list[Change]:
             return decode(func_id)
         if func_id.code not in codes:
             codes[func_id.code] = decode(func_id)
+            codes[func_id.code].func_id = None
         found = copy(codes[func_id.code])
         found.func_id = func_id
         return found
@@ -346,7 +347,7 @@ def _flows_of_bytecode() -> list[Change]:
         if code.func_id.code not in flows:
             found = flow_of(code)
             found.run()
-            found.run = lambda: None
+            vars(found).update(run=lambda: None, _bytecode=None)  # which names the function
             flows[code.func_id.code] = found
         return flows[code.func_id.code]
 

@@ -7,14 +7,14 @@ values in their closures as those of another variant.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from types import FunctionType
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
 from typing import Any
 
 __all__ = ["KeptFunctions"]
 
 NUMBERS = (bool, int, float, str, type(None))
-MOST = 1000  # functions that are kept: those of some hundred kernels
+MOST = 200  # functions that are kept, of about a megabyte each: those of some ten kernels
 
 
 class _Unknown(Exception):
@@ -35,16 +35,18 @@ class KeptFunctions:
         """Return a device function compiled for arguments of some types, as another with the same content may be."""
         if args in dispatcher.overloads or not self._is_own(dispatcher.py_func):
             return compile_function()
-        if len(self._compiled) >= MOST:
+        # Contents of functions that did not compile are numbered, too.
+        if len(self._compiled) >= MOST or len(self._numbers) + len(self._objects) >= 10 * MOST:
             self._numbers.clear()
             self._objects.clear()
             self._compiled.clear()
         try:
             key = self._number(dispatcher), args
-        except (_Unknown, TypeError, ValueError):  # not hashable; an empty cell
+        except (_Unknown, TypeError, ValueError, RecursionError):  # not hashable; an empty cell; a function of itself
             return compile_function()
         if key not in self._compiled:
-            found = self._compiled[key] = compile_function()
+            found = compile_function()
+            self._compiled[key] = found._replace(type_annotation=None)  # which only messages read
             return found
         # An object of its own: Numba forgets the function of a dispatcher that is not used any more, by its identity.
         found = dispatcher.overloads[args] = self._compiled[key]._replace()
@@ -58,7 +60,7 @@ class KeptFunctions:
             raise _Unknown
         content = (
             function.__code__,
-            self._identity(function.__globals__),
+            tuple((name, self._content(function.__globals__[name])) for name in _globals_of(function)),
             tuple(self._content(cell.cell_contents) for cell in function.__closure__ or ()),
             self._content(function.__defaults__),
             tuple((name, self._content(value)) for name, value in sorted(dispatcher.targetoptions.items())),
@@ -72,12 +74,26 @@ class KeptFunctions:
             return kind, repr(value)
         if kind in (tuple, list):
             return kind, tuple(map(self._content, value))
-        function = getattr(value, "py_func", None)
-        if isinstance(function, FunctionType) and self._is_own(function):
-            return "function", self._number(value)
+        function = getattr(value, "py_func", value)
+        if isinstance(function, FunctionType):
+            if not self._is_own(function):  # an epilogue: it would be kept, and is seldom met again
+                raise _Unknown
+            return "function", self._number(value) if function is not value else self._identity(value)
         hash(value)  # most that can change in place has none
         return self._identity(value)
 
     def _identity(self, value: Any) -> tuple[str, int]:
         self._objects[id(value)] = value
         return "object", id(value)
+
+
+def _globals_of(function: FunctionType) -> list[str]:
+    """Return the names of a function's code, and of code within it, that are names of its module."""
+
+    def named(code: CodeType) -> Iterator[str]:
+        yield from code.co_names
+        for one in code.co_consts:
+            if isinstance(one, CodeType):
+                yield from named(one)
+
+    return sorted(set(named(function.__code__)) & function.__globals__.keys())

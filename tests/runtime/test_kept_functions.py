@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import pytest
 
@@ -20,7 +20,7 @@ class Compiled:
         self.of, self.inserted = of, inserted
         self.target_context = SimpleNamespace(insert_user_function=lambda entry, *_: inserted.append(entry))
 
-    def _replace(self):
+    def _replace(self, type_annotation=None):
         return Compiled(self.of, self.inserted)
 
 
@@ -47,6 +47,13 @@ def shift(by, *, inner=None, default=0):
         return x + by if inner is None else inner(x + by + y)
 
     return shifted
+
+
+SCALE = 1
+
+
+def scaled(x):
+    return [one * SCALE for one in x]
 
 
 def second_shift(by):
@@ -115,6 +122,23 @@ def test_functions_of_others_are_not():
     assert second.compiled(kept, "int32").of is second
 
 
+def test_functions_that_find_another_global_are_not(kept, monkeypatch):
+    first, second = Dispatcher(scaled), Dispatcher(scaled)
+    assert first.compiled(kept, "int32").of is first
+    monkeypatch.setitem(globals(), "SCALE", 2)
+    assert second.compiled(kept, "int32").of is second
+
+
+def test_functions_that_find_a_function_of_others_are_not(kept):
+    """An epilogue, with all that its closure holds, would be kept."""
+    others = FunctionType(scaled.__code__, {"__name__": "others"})
+    assert others.__module__ == "others"
+    for epilogue in (others, Dispatcher(others)):
+        for dispatcher in (Dispatcher(shift(epilogue)), Dispatcher(shift(epilogue))):
+            assert dispatcher.compiled(kept, "int32").of is dispatcher
+    assert others not in kept._objects.values()
+
+
 def test_a_function_whose_closure_is_not_filled_yet_is_not(kept):
     def later():
         dispatcher = Dispatcher(lambda x: x + value)
@@ -131,3 +155,15 @@ def test_their_number_is_limited(kept, monkeypatch):
     dispatchers = [Dispatcher(shift(by)) for by in (1, 2, 3, 3, 1)]
     found = [dispatchers.index(dispatcher.compiled(kept, "int32").of) for dispatcher in dispatchers]
     assert found == [0, 1, 2, 2, 4]
+
+
+def test_functions_that_do_not_compile_are_not_collected(kept, monkeypatch):
+    monkeypatch.setattr(kept_functions, "MOST", 2)
+
+    def fail():
+        raise NotImplementedError
+
+    for _ in range(50):
+        with pytest.raises(NotImplementedError):
+            kept.find(Dispatcher(shift(object())), "int32", fail)
+    assert len(kept._objects) < 25
