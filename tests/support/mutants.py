@@ -15,7 +15,7 @@ DEVICE_MODULES = [
     f"numba_gemm.device.{name}"
     for name in (
         *("matrix", "vector", "shared", "async_copy", "address", "store"),
-        *("outer_product", "tile_loader", "partition"),
+        *("outer_product", "tile_loader", "chunk_loader", "partition"),
     )
 ]
 
