@@ -1,6 +1,6 @@
 """Agreement of ranks before any data moves: each tells what it was asked for, and all compare.
 
-What a rank refuses is raised on all ranks, after this exchange, so that none waits for another in vain.
+An error of one rank is raised on all ranks, after this exchange, so that none waits for another in vain.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def agreed(mesh: Mesh, own: Facts, error: Exception | None, like: Any = None) ->
     mesh : Mesh
         Ranks.
     own : Facts
-        What this rank was asked for.
+        Product that this rank was asked for.
     error : Exception or None
         Error of this rank; raised here after the exchange.
     like : Tensor, optional

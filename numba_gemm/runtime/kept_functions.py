@@ -78,7 +78,7 @@ class KeptFunctions:
         if isinstance(function, FunctionType):
             if not self._is_own(function):  # an epilogue: it would be kept, and is seldom met again
                 raise _Unknown
-            return "function", self._number(value) if function is not value else self._identity(value)
+            return self._identity(value) if function is value else ("function", self._number(value))
         hash(value)  # most that can change in place has none
         return self._identity(value)
 

@@ -30,7 +30,7 @@ def shards(rank):
     return {"a": torch.ones(2 + rank, TERMS), "b": torch.ones(TERMS // dist.get_world_size(), 3)}
 
 
-# What the last rank passes, the error that it sees, and the error of the others; None where both are the same.
+# Arguments of the last rank, the error that it sees, and the error of the others; None where both are the same.
 REFUSED = {
     "precision": (lambda own: {"precision": "fp32_auto"}, "ranks disagree: precision is 'ieee' at 0 of the mesh", None),
     "unknown precision": (lambda own: {"precision": "fp64"}, "precision is 'fp64'", "refused its arguments"),
