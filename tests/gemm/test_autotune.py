@@ -527,6 +527,7 @@ def test_file_that_cannot_be_read(place):
 
 
 @pytest.mark.usefixtures("clock")
+@pytest.mark.filterwarnings("ignore:there is no place for a kernel cache")  # of a GPU whose kernels are not loaded yet
 @pytest.mark.parametrize("variables", [{"NUMBA_GEMM_CACHE_DIR": "off"}, {"HOME": "~", "XDG_CACHE_HOME": ""}])
 def test_nowhere_to_keep_it(variables, monkeypatch):
     monkeypatch.delenv("NUMBA_GEMM_CACHE_DIR")
