@@ -5,6 +5,7 @@ An error of one rank is raised on all ranks, after this exchange, so that none w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from .facts import Facts, compare, packed, unpacked
 from .lanes import second_stream
 
-__all__ = ["Mesh", "agreed"]
+__all__ = ["Mesh", "agreed", "all_agree", "gathered", "has_cpu_backend"]
 
 
 @dataclass(frozen=True)
@@ -50,23 +51,36 @@ def agreed(mesh: Mesh, own: Facts, error: Exception | None, like: Any = None) ->
     ValueError
         If facts that have to be equal differ, or another rank has an error.
     """
+    told = packed(own._replace(refused=int(error is not None)))
+    everyone = {at: unpacked(row) for at, row in gathered(mesh, told, like).items()}
+    if error is not None:
+        raise error
+    compare(everyone)
+    return everyone
+
+
+def has_cpu_backend(mesh: Mesh) -> bool:
+    """Return True if exchanges need no GPU."""
+    return all("cpu:" in dist.get_backend_config(group) for group in mesh.groups)
+
+
+def gathered(mesh: Mesh, own: Sequence[int], like: Any = None) -> dict[tuple[int, ...], list[int]]:
+    """Return the integers of every rank, of which each has as many, by coordinate; `like` as for `agreed`."""
     device = torch.device("cpu")
-    if "cpu:" not in dist.get_backend_config(mesh.groups[0]):
+    if not has_cpu_backend(mesh):
         on_gpu = like is not None and like.device.type == "cuda"
         device = like.device if on_gpu else torch.device("cuda", torch.cuda.current_device())
     # Not on the current stream: what was sent there before is not waited for.
     with torch.cuda.stream(second_stream(device)):
-        found = torch.tensor(packed(own._replace(refused=int(error is not None))), dtype=torch.int64, device=device)
+        found = torch.tensor(own, dtype=torch.int64, device=device)
         for group in reversed(mesh.groups):
             parts = [torch.empty_like(found) for _ in range(dist.get_world_size(group))]
             dist.all_gather(parts, found, group=group)
             found = torch.stack(parts)
         rows = found.reshape(-1, found.shape[-1]).tolist()
-    everyone: dict[tuple[int, ...], Facts] = {}
-    for index, row in enumerate(rows):
-        at = (index,) if len(mesh.shape) == 1 else divmod(index, mesh.shape[1])
-        everyone[at] = unpacked(row)
-    if error is not None:
-        raise error
-    compare(everyone)
-    return everyone
+    return {((i,) if len(mesh.shape) == 1 else divmod(i, mesh.shape[1])): row for i, row in enumerate(rows)}
+
+
+def all_agree(mesh: Mesh, own: bool) -> bool:
+    """Return True if all ranks say so; no rank is further than the beginning of this call before all have begun it."""
+    return all(said for (said,) in gathered(mesh, [int(own)]).values())

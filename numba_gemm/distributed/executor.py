@@ -71,7 +71,7 @@ class Executor:
         }
         rows, cols = self.division.computes(coordinate)
         largest = max((one.rows.extent * one.cols.extent for one in work.chunks), default=0)
-        self.slots["c"] = [out.new_empty(largest) for _ in range(min(SLOTS, len(work.chunks)))]
+        self.slots["c"] = [out.new_empty(largest) for _ in range(work.chunk_slots())]
         self.block = out
         if self.division.algorithm.spreads and not self.division.algorithm.reduces:
             self.block = out[rows.slice, cols.slice]
@@ -144,14 +144,18 @@ class Executor:
         ) | {panel.axis: panel.part.extent}
         return (extents["m"], extents["k"]) if operand == "a" else (extents["k"], extents["n"])
 
-    def local(self, panel: Panel, operand: str, part: Part) -> Tensor:
-        """Return the range of a panel's operand that this rank holds itself."""
+    def ranges(self, panel: Panel, operand: Operand, part: Part) -> tuple[Part, Part]:
+        """Return the rows and columns of an operand that this rank multiplies in a range of a panel."""
         rows, cols = self.division.computes(self.coordinate)
-        inner = Part(0, self.division.shape[2])
-        wanted = {"m": rows, "n": cols, "k": inner} | {panel.axis: part}
+        wanted = {"m": rows, "n": cols, "k": Part(0, self.division.shape[2])} | {panel.axis: part}
+        return (wanted["m"], wanted["k"]) if operand == "a" else (wanted["k"], wanted["n"])
+
+    def local(self, panel: Panel, operand: Operand, part: Part) -> Tensor:
+        """Return the range of a panel's operand that this rank holds itself."""
+        rows, cols = self.ranges(panel, operand, part)
         if operand == "a":
-            return self.within(self.a, self.division.a_rows, self.division.a_inner, wanted["m"], wanted["k"])
-        return self.within(self.b, self.division.b_inner, self.division.b_cols, wanted["k"], wanted["n"])
+            return self.within(self.a, self.division.a_rows, self.division.a_inner, rows, cols)
+        return self.within(self.b, self.division.b_inner, self.division.b_cols, rows, cols)
 
     def within(self, local: Tensor, down: Any, across: Any, rows: Part, cols: Part) -> Tensor:
         """Return the rows and columns of a whole matrix that are in this rank's part of it."""
@@ -161,7 +165,8 @@ class Executor:
     def product(self, step: Multiply) -> None:
         """Multiply a panel."""
         panel, found = self.work.panels[step.panel], []
-        for operand, slot in (("a", step.a_slot), ("b", step.b_slot)):
+        operands: tuple[tuple[Operand, int | None], ...] = ("a", step.a_slot), ("b", step.b_slot)
+        for operand, slot in operands:
             if slot is None:
                 found.append(self.local(panel, operand, panel.part))
                 continue

@@ -62,7 +62,12 @@ class Explanation:
             f"C ({m} x {n}, {k} terms per sum) on {ranks} ranks in precision {self.precision}; A is placed "
             f"{words(self.a)}, B {words(self.b)}, C {words(self.out)}"
         ]
-        if found.reduces:
+        if found.reduces and self.work.copied:
+            sentences.append(
+                f"Each rank multiplies its parts of A and B, copies the sums of the others for its part of C, and adds them; "
+                f"{FLOAT32_BYTES * self.work.room((0, 0)):,} bytes per rank hold sums for others"
+            )
+        elif found.reduces:
             chunks = _counted(len(self.work.chunks), "chunk")
             sentences.append(f"Each rank multiplies its parts of A and B; the sums are added in {chunks} of C")
         elif travels := [name for name, cut in zip("AB", travelling(self.work.division)) if cut is not None]:
@@ -72,6 +77,11 @@ class Explanation:
                 f"C stays in place; {' and '.join(travels)} {'travel' if len(travels) > 1 else 'travels'} in "
                 f"{_counted(len(panels), 'panel')} of up to {max(one.part.extent for one in panels)} elements along "
                 f"{panels[0].axis}, in {held:,} bytes of slots per rank"
+                + (
+                    f", copied from {FLOAT32_BYTES * self.work.room((0, 0)):,} bytes for others"
+                    if self.work.copied
+                    else ""
+                )
             )
         else:
             sentences.append("Nothing travels")
@@ -119,6 +129,7 @@ def explain(
     bandwidth: float | Sequence[float] = 300e9,
     flops: float | None = None,
     panel: int | None = None,
+    hosts: int = 1,
 ) -> Explanation:
     """Describe what `distributed_sgemm` does for given extents, and predict its time. Needs no ranks, GPU or PyTorch.
 
@@ -134,9 +145,12 @@ def explain(
     precision, panel
         As for `distributed_sgemm`.
     bandwidth : float or sequence of float
-        Bytes per second that arrive at a GPU by a broadcast, or one number per dimension of the mesh.
+        Bytes per second that arrive at a GPU, or one number per dimension of the mesh.
     flops : float, optional
         Floating-point operations per second of one GPU; by default those of an H200 with products of 16384 cubed.
+    hosts : int, optional
+        Number of hosts. The ranks of one host copy panels and sums from each other's memory; those of several take part
+        in broadcasts and reductions.
 
     Returns
     -------
@@ -170,7 +184,8 @@ def explain(
         raise ValueError(f"bandwidth has {len(links)} numbers and the mesh {dims} dimensions; pass one per dimension")
     division = divide(found, extents, x, y, shards((m, k), x, extents), shards((k, n), y, extents))
     rates = Rates(product_flops(precision) if flops is None else flops, links=(links[0], links[-1]))
-    work = plan_work(division, precision, rates, panel)
+    travels = found.reduces or any(one is not None for one in travelling(division))
+    work = plan_work(division, precision, rates, panel, copied=travels and index("hosts", hosts) == 1 < prod(extents))
     return Explanation((m, n, k), extents, precision, x, y, found.out, work, work.predicted(rates))
 
 

@@ -59,6 +59,16 @@ class Lanes:
         """Return an event after all communication so far."""
         return None if self._line is None else self._line.record_event()
 
+    def record_products(self, event: Any) -> None:
+        """Record an event after all products so far."""
+        if event is not None:
+            event.record(self._products)
+
+    def record_line(self, event: Any) -> None:
+        """Record an event after all communication so far."""
+        if event is not None:
+            event.record(self._line)
+
     def let_products_wait(self, event: Any) -> None:
         """Let products that are sent from now on wait for an event."""
         if event is not None and self._products is not None:

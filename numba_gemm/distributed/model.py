@@ -1,33 +1,44 @@
 """A model of a distributed product's time, by which its panels are chosen.
 
 Products and communication each run in order, beside each other; a product waits for its panels, and a panel for a free
-slot. The model leaves out that both compete for multiprocessors and memory, so predicted times are lower bounds.
+slot. The model leaves out that both compete for memory, and broadcasts also for multiprocessors, so predicted times are
+lower bounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..device.units import FLOAT32_BYTES, ceil_div
 from ..gemm.precision import FP32_AUTO, IEEE
 from ..gemm.tensor_heuristics import H200_MULTIPROCESSORS, LAUNCH, expected_seconds
+from ..streaming.blocking import Part
 from .division import Coordinate, Division
 from .schedule import (
+    SLOTS,
+    Add,
     Chunk,
     Fetch,
+    Give,
+    Keep,
     Multiply,
     Panel,
     Piece,
     Reduce,
     Step,
+    Take,
+    along,
     chunk_steps,
     chunks_of,
+    copied_chunk_steps,
+    given_elements,
     held,
     panels_of,
     spread_steps,
     steps,
+    travelling,
 )
 
 __all__ = ["IEEE_SPEED", "Prediction", "Rates", "Work", "plan_work", "product_flops"]
@@ -89,18 +100,24 @@ class Work:
         Panels that travel; empty if sums are added.
     chunks : tuple of Chunk
         Chunks of C whose sums are added; else empty.
+    copied : bool
+        True if ranks copy panels and sums from each other's memory, False if they take part in broadcasts and
+        reductions.
     """
 
     division: Division
     panels: tuple[Panel, ...] = ()
     chunks: tuple[Chunk, ...] = ()
+    copied: bool = False
 
     def steps(self, coordinate: Coordinate) -> Iterator[Step]:
         """Yield the steps of a rank."""
-        if self.division.algorithm.reduces:
+        if self.division.algorithm.reduces and self.copied:
+            yield from copied_chunk_steps(self.chunks, coordinate, self.division.grid[0])
+        elif self.division.algorithm.reduces:
             yield from chunk_steps(self.chunks, self.division)
         else:
-            yield from steps(self.panels, coordinate)
+            yield from steps(self.panels, coordinate, self.division.grid if self.copied else None)
             yield from spread_steps(self.division)
 
     def predicted(self, rates: Rates) -> Prediction:
@@ -111,6 +128,32 @@ class Work:
         """Elements of an operand's largest panel on a rank."""
         return max((_elements(self.division, panel, operand, coordinate) for panel in self.panels), default=0)
 
+    def chunk_slots(self) -> int:
+        """Chunks of C, or of sums for one, that a rank holds at a time."""
+        return min(SLOTS, self.division.grid[0] - 1 if self.copied else len(self.chunks)) if self.chunks else 0
+
+    def shared(self, operand: str, coordinate: Coordinate) -> tuple[Part, Part] | None:
+        """Rows and columns of an operand that a rank holds for others to copy; None if that operand does not travel."""
+        division = self.division
+        if not self.copied or division.algorithm.reduces or travelling(division)["ab".index(operand)] is None:
+            return None
+        if operand == "a":
+            return division.a_rows.at(coordinate), division.a_inner.at(coordinate)
+        return division.b_inner.at(coordinate), division.b_cols.at(coordinate)
+
+    def shared_elements(self, operand: str, coordinate: Coordinate) -> int:
+        """Elements of an operand that a rank holds for others to copy."""
+        found = self.shared(operand, coordinate)
+        return 0 if found is None else found[0].extent * found[1].extent
+
+    def room(self, coordinate: Coordinate) -> int:
+        """Elements of the memory of a rank that others copy from."""
+        if not self.copied:
+            return 0
+        if self.division.algorithm.reduces:
+            return given_elements(self.chunks, coordinate[0])
+        return sum(self.shared_elements(operand, coordinate) for operand in "ab")
+
 
 def product_flops(precision: str, sm_count: int = H200_MULTIPROCESSORS, clock_hz: float = 1.98e9) -> float:
     """Return floating-point operations per second of a large product, from speeds measured on an H200."""
@@ -120,7 +163,7 @@ def product_flops(precision: str, sm_count: int = H200_MULTIPROCESSORS, clock_hz
     return 2.0 * n**3 / expected_seconds(precision, n, n, n, sm_count)
 
 
-def plan_work(division: Division, precision: str, rates: Rates, panel: int | None = None) -> Work:
+def plan_work(division: Division, precision: str, rates: Rates, panel: int | None = None, copied: bool = False) -> Work:
     """Choose panels, or chunks of C, by the model.
 
     Parameters
@@ -129,23 +172,31 @@ def plan_work(division: Division, precision: str, rates: Rates, panel: int | Non
         Product, arithmetic and machine.
     panel : int, optional
         Most elements per panel along its axis, or rows per chunk; by default the model chooses.
+    copied : bool, optional
+        True if ranks can copy from each other's memory. If every rank is to have C as a whole, they broadcast all the
+        same.
     """
+    found = division.algorithm
+    sends = found.reduces or any(one is not None for one in travelling(division))
+    copied = copied and sends and not found.spreads and max(division.grid) > 1
+    if division.algorithm.reduces and copied:
+        return Work(division, chunks=tuple(chunks_of(division, max(1, division.shape[0]))), copied=True)
     if division.algorithm.reduces:
         widest = max(1, *(division.computes(one)[1].extent for one in division.coordinates))
         rows = panel or max(TILE, CHUNK_BYTES // (FLOAT32_BYTES * widest) // TILE * TILE)
         return Work(division, chunks=tuple(chunks_of(division, rows)))
     if panel is not None:
-        return Work(division, tuple(panels_of(division, 1, panel)))
+        return Work(division, tuple(panels_of(division, 1, panel)), copied=copied)
     least = LEAST.get(precision, LEAST_OF_OTHERS)
     most = MOST_SUMS if precision in COMPENSATED else None
     whole = panels_of(division, least, None, most)
     extent = max(one.part.extent for one in whole)
-    best, seconds, fits = Work(division, tuple(whole)), 0.0, True
+    best, seconds, fits = Work(division, tuple(whole), copied=copied), 0.0, True
     for cuts in CUTS:
         deepest = ceil_div(extent, cuts)
         if cuts > 1 and (deepest < least or (most is not None and len(whole) * cuts > most)):
             break
-        work = best if cuts == 1 else Work(division, tuple(panels_of(division, least, deepest, most)))
+        work = best if cuts == 1 else replace(best, panels=tuple(panels_of(division, least, deepest, most)))
         took = work.predicted(rates).seconds
         if cuts == 1 or not fits or took < CLEAR_GAIN * seconds:
             best, seconds = work, took
@@ -198,6 +249,8 @@ def _followed(work: Work, coordinate: Coordinate, rates: Rates) -> Prediction:
         if isinstance(step, Fetch):
             panel, dim = work.panels[step.panel], 1 if step.operand == "a" else 0
             pieces = getattr(panel, step.operand)
+            if work.copied:
+                pieces = [one for one in pieces if one.root != along(step.operand, coordinate)]
             took = sum(broadcast(extent(division, one, panel, step.operand, coordinate), dim) for one in pieces)
             line = max(line, read.get((step.operand, step.slot), 0.0)) + took
             communication += took
@@ -218,6 +271,21 @@ def _followed(work: Work, coordinate: Coordinate, rates: Rates) -> Prediction:
             took = broadcast(m * n, 0)
             line, communication = max(line, now) + took, communication + took
             read["c", step.slot] = line
+        elif isinstance(step, Give | Keep):
+            m, n = step.chunk.rows.extent, step.chunk.cols.extent
+            took = product(m, n, division.inner(coordinate).extent, False)
+            now, products = now + took, products + took
+            if isinstance(step, Give):
+                line = now
+        elif isinstance(step, Take):
+            took = broadcast(step.chunk.rows.extent * step.chunk.cols.extent, 0)
+            line = max(line, read.get(("c", step.slot), 0.0)) + took
+            communication += took
+            arrived[step.slot] = line
+        elif isinstance(step, Add):
+            took = 3 * FLOAT32_BYTES * step.chunk.rows.extent * step.chunk.cols.extent / rates.memory
+            now = max(now, arrived[step.slot]) + took
+            read["c", step.slot] = now
         else:
             took = broadcast(step.rows.extent * step.cols.extent, 0 if division.grid[0] > 1 else 1)
             line, communication = max(line, now) + took, communication + took

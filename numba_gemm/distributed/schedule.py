@@ -1,7 +1,8 @@
 """Schedule of a distributed product: what each rank sends, receives and multiplies, in order, as data.
 
-Every rank derives the same panels from agreed facts, and takes part in their broadcasts in the same order. It
-multiplies panels that it holds itself first, while others arrive in one of two slots.
+Every rank derives the same panels from agreed facts. It multiplies panels that it holds itself first, while others
+arrive in one of two slots. Where panels are broadcast, all ranks take part in the same order. Where each rank copies
+what it needs from the memory of others, each begins with another one, so that all of them send at any time.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from .division import Coordinate, Cut, Division
 
 __all__ = [
     "SLOTS",
+    "Add",
     "Chunk",
     "Fetch",
+    "Give",
+    "Keep",
     "Multiply",
     "Operand",
     "Panel",
@@ -25,9 +29,12 @@ __all__ = [
     "Reduce",
     "Spread",
     "Step",
+    "Take",
     "along",
     "chunk_steps",
     "chunks_of",
+    "copied_chunk_steps",
+    "given_elements",
     "held",
     "panels_of",
     "spread_steps",
@@ -66,7 +73,7 @@ class Panel(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Take part in the broadcasts of an operand's panel; what is received goes to a slot."""
+    """Take part in the broadcasts of an operand's panel, or copy it; what is received goes to a slot."""
 
     operand: Operand
     panel: int
@@ -108,7 +115,36 @@ class Spread(NamedTuple):
     cols: Part
 
 
-Step: TypeAlias = Fetch | Multiply | Reduce | Spread
+class Give(NamedTuple):
+    """Multiply own parts of A and B for a chunk of C of another rank, which copies it from `begin` on."""
+
+    chunk: Chunk
+    begin: int
+
+
+class Keep(NamedTuple):
+    """Multiply own parts of A and B for this rank's own chunk of C, in place."""
+
+    chunk: Chunk
+
+
+class Take(NamedTuple):
+    """Copy another rank's sums for this rank's chunk of C to a slot."""
+
+    chunk: Chunk
+    rank: int
+    begin: int
+    slot: int
+
+
+class Add(NamedTuple):
+    """Add what is in a slot to this rank's chunk of C."""
+
+    chunk: Chunk
+    slot: int
+
+
+Step: TypeAlias = Fetch | Multiply | Reduce | Spread | Give | Keep | Take | Add
 
 
 def _pieces(cut: Cut | None, part: Part) -> tuple[Piece, ...]:
@@ -178,12 +214,15 @@ def along(operand: Operand, coordinate: Coordinate) -> int:
     return coordinate[1 if operand == "a" else 0]
 
 
-def steps(panels: Sequence[Panel], coordinate: Coordinate) -> Iterator[Step]:
+def steps(panels: Sequence[Panel], coordinate: Coordinate, grid: Coordinate | None = None) -> Iterator[Step]:
     """Yield a rank's steps, in the order in which its host issues them.
 
     A slot is filled again only after the product that reads it; the executor makes the second stream wait for that.
+    With the extents of the `grid`, the rank copies panels from others, in an order of its own.
     """
-    order = sorted(range(len(panels)), key=lambda i: not _is_held(panels[i], coordinate))
+    first = 0 if grid is None else int(sum(at / extent for at, extent in zip(coordinate, grid)) % 1 * len(panels))
+    order = sorted([*range(first, len(panels)), *range(first)], key=lambda i: not _is_held(panels[i], coordinate))
+    sent = list(range(len(panels))) if grid is None else order[:]
     slots: dict[tuple[str, int], int] = {}
     reader: dict[tuple[str, int], int] = {}  # panel that is read from a slot
     counts = {"a": 0, "b": 0}
@@ -198,9 +237,10 @@ def steps(panels: Sequence[Panel], coordinate: Coordinate) -> Iterator[Step]:
             )
             done.add(panel)
 
-    for index, panel in enumerate(panels):
+    for index in sent:
+        panel = panels[index]
         for operand, pieces in (("a", panel.a), ("b", panel.b)):
-            if not pieces:
+            if not pieces or (grid is not None and held(panel, operand, coordinate)):  # type: ignore[arg-type]
                 continue
             slot = counts[operand] % SLOTS
             counts[operand] += 1
@@ -233,6 +273,30 @@ def chunk_steps(chunks: Sequence[Chunk], division: Division) -> Iterator[Step]:
         yield Reduce(chunk, index % SLOTS)
         if division.algorithm.spreads:
             yield Spread(*chunk)
+
+
+def copied_chunk_steps(chunks: Sequence[Chunk], coordinate: Coordinate, ranks: int) -> Iterator[Step]:
+    """Yield a rank's steps for chunks, at most one per rank, whose sums each root copies from the others and adds."""
+    own = coordinate[0]
+    mine = [one for one in chunks if one.root == own]
+    for chunk in chunks:
+        if chunk.root != own:
+            yield Give(chunk, given_elements(chunks, own, chunk.root))
+    for chunk in mine:
+        yield Keep(chunk)
+        for i in range(1, ranks):
+            other = (own + i) % ranks
+            yield Take(chunk, other, given_elements(chunks, other, own), (i - 1) % SLOTS)
+            yield Add(chunk, (i - 1) % SLOTS)
+
+
+def given_elements(chunks: Sequence[Chunk], rank: int, before: int | None = None) -> int:
+    """Elements of the chunks that a rank computes for others, or for those before one of them."""
+    return sum(
+        one.rows.extent * one.cols.extent
+        for one in chunks
+        if one.root != rank and (before is None or one.root < before)
+    )
 
 
 def spread_steps(division: Division) -> Iterator[Step]:

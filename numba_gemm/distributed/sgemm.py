@@ -13,8 +13,9 @@ from ..gemm.precision import IEEE
 from ..gemm.request import check_terms
 from ..torch.operators import compute_into
 from ..typing import PrecisionName, Scalar
-from .agreement import Mesh, agreed
-from .division import Division, Shapes, divide, shards
+from .agreement import Mesh, agreed, has_cpu_backend
+from .copying import CopyingExecutor, opened
+from .division import Coordinate, Division, Shapes, divide, shards
 from .executor import Executor
 from .explanation import unsupported
 from .facts import Facts
@@ -22,10 +23,13 @@ from .lanes import Lanes
 from .model import Rates, Work, plan_work
 from .operands import Call, checked, mesh_of, read_mesh, shard_of
 from .placements import COLS, ROWS, WHOLE, Placements, algorithm, moved, words
+from .schedule import travelling
+from .shared_memory import buffer_of
 
 __all__ = ["distributed_sgemm"]
 
 WITHIN, BETWEEN = 300e9, 45e9  # bytes per second by which panels are chosen: NVLink in a host, 400 Gb/s between hosts
+COPIED_FROM = 1e-3  # predicted seconds of a product from which ranks copy, which takes two more exchanges among them
 OBJECTS = {ROWS: Shard(0), COLS: Shard(1), WHOLE: Replicate()}
 
 
@@ -115,7 +119,11 @@ def distributed_sgemm(
         call, facts = checked(a, b, out, alpha, beta, precision, placements, out_placements, panel, ranks)
     except Exception as refused:  # raised by `agreed`, when all ranks know
         error = refused
-    everyone = agreed(ranks, facts, error, shard_of(a) if error is None else None)
+    like = shard_of(a) if error is None else None
+    if like is not None:
+        buffer = buffer_of(like.device)
+        facts = facts._replace(buffer=buffer.number, room=buffer.room)
+    everyone = agreed(ranks, facts, error, like)
     assert call is not None
     with torch.no_grad():
         if isinstance(a, DTensor):
@@ -190,29 +198,47 @@ def _computed(
     everyone: dict[tuple[int, ...], Facts],
 ) -> Tensor:
     """Compute this rank's part of C, in `out` or in a new tensor."""
-    if len(ranks.shape) == 2:
-        coordinate, groups = (ranks.coordinate[0], ranks.coordinate[1]), list(ranks.groups)
-    else:
-        by_cols = division.grid[0] == 1
-        coordinate = (0, ranks.coordinate[0]) if by_cols else (ranks.coordinate[0], 0)
-        groups = [None, ranks.groups[0]] if by_cols else [ranks.groups[0], None]
+    coordinate, groups = _on_grid(division, ranks.coordinate), list(ranks.groups)
+    if len(groups) == 1:
+        groups.insert(0 if division.grid[0] == 1 else 1, None)
     columns, lines = (one if extent > 1 else None for one, extent in zip(groups, division.grid))
     rows, cols = division.holds(coordinate)
     check_terms(call.precision, division.shape[2])  # here, all ranks refuse it
     if out is None:
         out = a.new_empty(rows.extent, cols.extent)
-    work = _work(division, call, everyone)
 
     def multiply(out: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float) -> None:
         if prod(out.shape):
             compute_into(out, a, b, alpha, beta, call.precision)  # type: ignore[arg-type]  # checked
 
-    Executor(work, coordinate, (columns, lines), a, b, out, call.alpha, call.beta, multiply, Lanes(out.device)).run()
+    work, rates = _work(division, call, everyone, copied=has_cpu_backend(ranks))
+    peers = None
+    if work.copied and work.predicted(rates).seconds >= COPIED_FROM:
+        rooms = {at: work.room(_on_grid(division, at)) for at in everyone}
+        peers = opened(ranks, out.device, rooms, everyone)
+    if peers is None and work.copied:
+        work, rates = _work(division, call, everyone, copied=False)
+    given = (work, coordinate, (columns, lines), a, b, out, call.alpha, call.beta, multiply, Lanes(out.device))
+    if peers is None:
+        Executor(*given).run()
+    else:
+        on_grid = {_on_grid(division, at): peer for at, peer in peers.items()}
+        CopyingExecutor(*given, mesh=ranks, buffer=buffer_of(out.device), peers=on_grid).run()
     return out
 
 
-def _work(division: Division, call: Call, everyone: dict[tuple[int, ...], Facts]) -> Work:
+def _on_grid(division: Division, at: tuple[int, ...]) -> Coordinate:
+    """Return the place on the grid of a rank, given that on the mesh."""
+    if len(at) == 2:
+        return at[0], at[1]
+    return (0, at[0]) if division.grid[0] == 1 else (at[0], 0)
+
+
+def _work(division: Division, call: Call, everyone: dict[tuple[int, ...], Facts], copied: bool) -> tuple[Work, Rates]:
     """Choose the panels, from what all ranks know."""
-    link = WITHIN if len({one.host for one in everyone.values()}) == 1 else BETWEEN
+    one_host = len({one.host for one in everyone.values()}) == 1
     flops = 1e6 * min(one.megaflops for one in everyone.values())
-    return plan_work(division, call.precision, Rates(max(flops, 1.0), links=(link, link)), call.panel)
+    rates = Rates(max(flops, 1.0), links=(WITHIN if one_host else BETWEEN,) * 2)
+    travels = division.algorithm.reduces or any(one is not None for one in travelling(division))
+    copied = copied and one_host and travels and len(everyone) > 1
+    return plan_work(division, call.precision, rates, call.panel, copied), rates

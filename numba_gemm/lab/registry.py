@@ -27,6 +27,7 @@ EXPERIMENTS = {
     "special_values": "bench.tensor_ladder:SPECIAL_VALUES",
     "orders": "bench.orders:EXPERIMENT",
     "streamed": "bench.streamed:EXPERIMENT",
+    "distributed": "bench.distributed:EXPERIMENT",
     "first_products": "bench.first_products:EXPERIMENT",
     "transformer_step": "bench.transformer:STEP",
     "training": "bench.transformer:TRAINING",

@@ -27,14 +27,14 @@ def outputs(program, world, *arguments):
 
 
 @pytest.mark.parametrize("world", [exhaustive(1), 2, exhaustive(3), exhaustive(4)])
-@pytest.mark.parametrize("part", ["dtensors", "shards", "simulated"])
+@pytest.mark.parametrize("part", ["dtensors", "shards", "copies", "simulated"])
 def test_products(part, world):
     """Placements x shapes x panels x layouts, against float64; the same bits twice; nothing outside is written."""
     lines = outputs("distributed_products", world, part)
     assert len(set(lines)) == 1
     name, count = lines[0].split()
     assert name == part
-    assert int(count) >= {"dtensors": 100, "shards": 300, "simulated": 4}[part]
+    assert int(count) >= {"dtensors": 100, "shards": 300, "copies": 400, "simulated": 4}[part]
 
 
 @pytest.mark.parametrize("world", [2, exhaustive(4)])

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 
-from numba_gemm.distributed import distributed_sgemm, sgemm
+from numba_gemm.distributed import copying, distributed_sgemm, sgemm
 from numba_gemm.distributed.placements import algorithm, placement
 from numba_gemm.models.accuracy import ieee_bound
 
@@ -137,8 +137,23 @@ def simulated(world):
     return count
 
 
-REAL = sgemm.compute_into
-PARTS = {one.__name__: one for one in (dtensors, shards, simulated)}
+def copies(world):
+    """DTensors and shards again, where ranks copy from each other's memory; larger operands need new memory."""
+    sgemm.COPIED_FROM, run, runs = 0.0, copying.CopyingExecutor.run, []
+
+    def counted(self):
+        runs.append(self)
+        run(self)
+
+    copying.CopyingExecutor.run = counted
+    count = dtensors(world) + shards(world)
+    assert world == 1 or len(runs) > count / 4
+    sgemm.COPIED_FROM = SMALL
+    return count
+
+
+REAL, SMALL = sgemm.compute_into, sgemm.COPIED_FROM
+PARTS = {one.__name__: one for one in (dtensors, shards, copies, simulated)}
 
 
 def main(parts, rank, world, meeting):

@@ -1,0 +1,193 @@
+"""Memory that the ranks of one host read from each other: each has a buffer that the others open.
+
+On GPUs, the driver's interprocess handles open it, and copy engines read it over NVLink or PCI Express, so that
+products keep all multiprocessors. On a CPU, where the simulator runs, it is a file in memory that all map.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from cuda.bindings import driver
+from torch import Tensor
+
+from ..device.units import FLOAT32_BYTES
+from ..runtime.driver import call
+
+__all__ = ["NOTHING", "Buffer", "Peer", "buffer_of"]
+
+HANDLE_BYTES = 64  # of the driver's handles of memory and of events
+WORDS = 3 * HANDLE_BYTES // 8  # of the handles of memory and of two events
+NOTHING = [0] * (2 + WORDS)  # what a rank tells that has no buffer
+
+
+class _Allocation:
+    """Memory on a GPU outside of PyTorch's pool, which would divide and keep it: others map it as a whole."""
+
+    def __init__(self, elements: int) -> None:
+        try:
+            self.address = int(call(driver.cuMemAlloc, elements * FLOAT32_BYTES))
+        except RuntimeError:
+            torch.cuda.empty_cache()
+            self.address = int(call(driver.cuMemAlloc, elements * FLOAT32_BYTES))
+        self.__cuda_array_interface__ = {
+            "shape": (elements,),
+            "typestr": "<f4",
+            "data": (self.address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+    def handle(self) -> bytes:
+        return bytes(call(driver.cuIpcGetMemHandle, self.address).reserved)
+
+    def free(self) -> None:
+        call(driver.cuMemFree, self.address)
+
+
+class Buffer:
+    """Memory of this rank that others read, and two events: it is filled, and this rank has read what it needs.
+
+    Attributes
+    ----------
+    number : int
+        Random number of the present memory, 0 if there is none.
+    room : int
+        Its floats.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.number, self.room = device, 0, 0
+        self.memory: Tensor | None = None
+        self.filled: Any = None
+        self.read: Any = None
+        self.free: Any = None
+        if device.type == "cuda":
+            self.filled, self.read = (torch.cuda.Event(interprocess=True) for _ in range(2))
+            self.free = torch.cuda.Event()
+        self._allocation: _Allocation | None = None
+        self._retired: list[_Allocation] = []
+        self._file = 0  # descriptor of the memory of a CPU
+        self._peers: dict[int, Peer] = {}  # by the number of their owner's process
+
+    def reserve(self, elements: int) -> None:
+        """Have room for so many floats; old memory is kept until `release`."""
+        if elements <= self.room:
+            return
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                allocation = _Allocation(elements)
+                self.memory = torch.as_tensor(allocation, device=self.device)
+            if self._allocation is not None:
+                self._retired.append(self._allocation)
+            self._allocation = allocation
+        else:
+            self._file = os.memfd_create("numba_gemm")
+            self.memory = _mapped(os.getpid(), self._file, elements)
+        self.number, self.room = secrets.randbits(62) | 1, elements
+
+    def told(self) -> list[int]:
+        """Return what other ranks open the memory by, as integers of 64 bits."""
+        words = struct.pack("<2q", os.getpid(), self._file)
+        if self._allocation is not None:
+            with torch.cuda.device(self.device):
+                events = [one.ipc_handle() for one in (self.filled, self.read)]
+                words = b"".join([self._allocation.handle(), *events])
+        parts = struct.unpack(f"<{WORDS}q", words.ljust(8 * WORDS, b"\0"))
+        return [_process(), self.number, *parts]
+
+    def open(self, told: list[int]) -> Peer:
+        """Return the memory of another rank, which is opened once.
+
+        Raises
+        ------
+        RuntimeError, OSError
+            If this process cannot open it.
+        """
+        owner, number, *parts = told
+        words = struct.pack(f"<{WORDS}q", *parts)
+        known = self._peers.get(owner)
+        if known is None or known.number != number:
+            if known is not None:
+                known.close()
+            self._peers[owner] = Peer(self.device, number, words)
+        return self._peers[owner]
+
+    def release(self) -> None:
+        """Free old memory, which no rank has open any more."""
+        while self._retired:
+            self._retired.pop().free()
+
+
+class Peer:
+    """Memory of another rank of this host, and its events."""
+
+    def __init__(self, device: torch.device, number: int, words: bytes) -> None:
+        self.device, self.number = device, number
+        self.filled: Any = None
+        self.read: Any = None
+        if device.type != "cuda":
+            self._memory = _mapped(*struct.unpack_from("<2q", words))
+            return
+        memory, *events = (words[i : i + HANDLE_BYTES] for i in range(0, len(words), HANDLE_BYTES))
+        handle = driver.CUipcMemHandle()
+        handle.reserved = memory
+        lazily = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+        with torch.cuda.device(device):
+            self._address = int(call(driver.cuIpcOpenMemHandle, handle, lazily.value))
+            self.filled, self.read = (torch.cuda.Event.from_ipc_handle(device, one) for one in events)
+
+    def copy(self, target: Tensor, begin: int, pitch: int) -> None:
+        """Copy a matrix of the shape of `target` on the current stream: rows of `pitch` floats, from `begin` on.
+
+        `target` has rows without gaps within.
+        """
+        rows, cols = target.shape
+        if not target.numel():
+            return
+        if self.device.type != "cuda":
+            target.copy_(self._memory.as_strided((rows, cols), (pitch, 1), begin))
+            return
+        source, stream = self._address + FLOAT32_BYTES * begin, torch.cuda.current_stream(self.device).cuda_stream
+        step = target.stride(0) if rows > 1 else cols
+        with torch.cuda.device(self.device):
+            if rows == 1 or step == pitch == cols:
+                call(driver.cuMemcpyAsync, target.data_ptr(), source, FLOAT32_BYTES * rows * cols, stream)
+                return
+            what = driver.CUDA_MEMCPY2D()
+            what.srcMemoryType = what.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+            what.srcDevice, what.dstDevice = source, target.data_ptr()
+            what.srcPitch, what.dstPitch = FLOAT32_BYTES * pitch, FLOAT32_BYTES * step
+            what.WidthInBytes, what.Height = FLOAT32_BYTES * cols, rows
+            call(driver.cuMemcpy2DAsync, what, stream)
+
+    def close(self) -> None:
+        """Close the memory, after all copies from it."""
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                torch.cuda.synchronize(self.device)
+                call(driver.cuIpcCloseMemHandle, self._address)
+
+
+@cache
+def buffer_of(device: torch.device) -> Buffer:
+    """Return this process's buffer on a device."""
+    return Buffer(device)
+
+
+@cache
+def _process() -> int:
+    return secrets.randbits(62) | 1
+
+
+def _mapped(process: int, file: int, elements: int | None = None) -> Tensor:
+    """Return the memory of a process's file, of this size or as large as it is."""
+    path = Path(f"/proc/{process}/fd/{file}")
+    size = path.stat().st_size // FLOAT32_BYTES if elements is None else elements
+    return torch.from_file(str(path), shared=True, size=size)

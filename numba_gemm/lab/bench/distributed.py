@@ -1,0 +1,120 @@
+"""Products of matrices that are divided among the GPUs of this host, compared with the same products on one GPU.
+
+Every rank is a process (`distributed_child`). Each contender runs by itself, as plain calls, warmed up for as long as
+it is measured; a rate is that of the slowest rank. Beside our products: the same calls with NCCL's broadcasts and
+reductions instead of copies from other GPUs' memory; torch.addmm in the same panels, alone and on all GPUs; and
+PyTorch's own product of DTensors.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from numba_gemm.lab.harness.environment import LAUNCHES
+from numba_gemm.lab.harness.experiment import Experiment, last_row
+
+CHILD = "numba_gemm.lab.bench.distributed_child"
+ROWS, COLS = "Shard(0)", "Shard(1)"
+BY_ROWS, BLOCKS = "A and B by rows", "blocks"  # blocks: of a mesh of two dimensions, for all three matrices
+PLACEMENTS = {
+    BY_ROWS: (ROWS, ROWS, ROWS),
+    "A and B by columns": (COLS, COLS, COLS),
+    "A by rows, B by columns": (ROWS, COLS, ROWS),
+    "A by columns, B by rows: sums": (COLS, ROWS, ROWS),
+}
+"""Placements of A, B and C on a mesh of one dimension."""
+SMALLEST_RATIO = {16384: 0.95, 32768: 0.97}  # to the same local products on one GPU
+OTHER_RATIO = 0.9  # where sums are added, and of blocks
+ERRORS = {"ieee": 2.0**-18, "bf16x6": 2.0**-20, "fp16x3": 2.0**-17}  # over |A| @ |B|
+
+
+def distributed(
+    gpus: int = 2,
+    sizes: Sequence[int] = (16384, 32768),
+    precisions: Sequence[str] = ("ieee", "bf16x6", "fp16x3"),
+    large: Sequence[int] = (),
+    seconds: float = 0.5,
+) -> Iterator[dict[str, Any]]:
+    """Yield a row per placement, size and precision.
+
+    Parameters
+    ----------
+    gpus: Number of ranks, each of which has a GPU.
+    sizes: M, N and K. Placements other than by rows are measured for the first one.
+    large: M, N and K of one more product, in the first precision, that need not fit on one GPU; none by default.
+    seconds: Seconds that each contender is measured, and before that warmed up.
+    """
+    cases: list[list[Any]] = [[BY_ROWS, n, precision] for n in sizes for precision in precisions]
+    others = [*list(PLACEMENTS)[1:], BLOCKS]
+    cases += [[name, sizes[0], precision] for name in others for precision in precisions[:2]]
+    if large:
+        cases.append([*large, precisions[0]])
+    yield from _rows(gpus, cases, seconds)
+
+
+def _rows(gpus: int, cases: Sequence[Any], seconds: float) -> Iterator[dict[str, Any]]:
+    """Run the ranks, and yield what the first one prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+        logs = [open(Path(folder, f"rank{rank}"), "w+", encoding="utf-8") for rank in range(gpus)]  # noqa: SIM115
+        command = [sys.executable, "-m", CHILD, json.dumps(cases), str(seconds)]
+        ranks = [
+            subprocess.Popen(
+                [*command, str(rank), str(gpus), str(Path(folder, "meeting"))],
+                env=variables,
+                stdout=subprocess.PIPE if rank == 0 else log,
+                stderr=log,
+                text=True,
+            )
+            for rank, log in enumerate(logs)
+        ]
+        try:
+            assert ranks[0].stdout is not None
+            for line in ranks[0].stdout:
+                if line.startswith("{"):
+                    yield json.loads(line)
+            for rank, (process, log) in enumerate(zip(ranks, logs)):
+                if process.wait(timeout=120):
+                    log.seek(0)
+                    raise RuntimeError(f"rank {rank} failed:\n{log.read()[-4000:]}")
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+            for log in logs:
+                log.close()
+
+
+def claims(frame: pd.DataFrame) -> dict[str, bool]:
+    """Check speeds against one GPU and against PyTorch's, and errors."""
+    found = {}
+    for row in frame.to_dict("records"):
+        name = "{placements}, {m} x {n} x {k}, {precision}".format_map(row)
+        if (error := row.get("error", math.nan)) == error:
+            found[f"{name}: the error is within its bound"] = error <= ERRORS.get(row["precision"], 1.0)
+        if (ratio := row.get("ratio", math.nan)) != ratio:
+            continue
+        least = SMALLEST_RATIO.get(row["n"], OTHER_RATIO) if row["placements"] == BY_ROWS else OTHER_RATIO
+        found[f"{name}: at least {least} of the products alone"] = ratio >= least
+        if row["precision"] == "ieee":
+            theirs = row["addmm_tflops"] / row["addmm_alone_tflops"]
+            found[f"{name}: at least torch.addmm's ratio, {theirs:.3f}"] = ratio >= theirs
+    return found
+
+
+EXPERIMENT = Experiment(
+    run=distributed,
+    claims=claims,
+    needs=("gpu", "torch"),
+    small={"sizes": (8,), "precisions": ("ieee",), "seconds": 0.001},
+    timing=LAUNCHES,
+    progress=last_row,
+)
