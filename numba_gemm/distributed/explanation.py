@@ -57,6 +57,7 @@ class Explanation:
 
     def __str__(self) -> str:
         found, (m, n, k) = self.work.division.algorithm, self.shape
+        room = FLOAT32_BYTES * self.work.room((0, 0))
         ranks = " x ".join(map(str, self.mesh))
         sentences = [
             f"C ({m} x {n}, {k} terms per sum) on {ranks} ranks in precision {self.precision}; A is placed "
@@ -64,8 +65,8 @@ class Explanation:
         ]
         if found.reduces and self.work.copied:
             sentences.append(
-                f"Each rank multiplies its parts of A and B, copies the sums of the others for its part of C, and adds them; "
-                f"{FLOAT32_BYTES * self.work.room((0, 0)):,} bytes per rank hold sums for others"
+                "Each rank multiplies its parts of A and B; it copies the others' sums for its part of C, and adds them. "
+                f"Sums for others take {room:,} bytes per rank"
             )
         elif found.reduces:
             chunks = _counted(len(self.work.chunks), "chunk")
@@ -77,11 +78,7 @@ class Explanation:
                 f"C stays in place; {' and '.join(travels)} {'travel' if len(travels) > 1 else 'travels'} in "
                 f"{_counted(len(panels), 'panel')} of up to {max(one.part.extent for one in panels)} elements along "
                 f"{panels[0].axis}, in {held:,} bytes of slots per rank"
-                + (
-                    f", copied from {FLOAT32_BYTES * self.work.room((0, 0)):,} bytes for others"
-                    if self.work.copied
-                    else ""
-                )
+                + (f", copied from {room:,} bytes of other ranks" if self.work.copied else "")
             )
         else:
             sentences.append("Nothing travels")
@@ -184,8 +181,7 @@ def explain(
         raise ValueError(f"bandwidth has {len(links)} numbers and the mesh {dims} dimensions; pass one per dimension")
     division = divide(found, extents, x, y, shards((m, k), x, extents), shards((k, n), y, extents))
     rates = Rates(product_flops(precision) if flops is None else flops, links=(links[0], links[-1]))
-    travels = found.reduces or any(one is not None for one in travelling(division))
-    work = plan_work(division, precision, rates, panel, copied=travels and index("hosts", hosts) == 1 < prod(extents))
+    work = plan_work(division, precision, rates, panel, copied=index("hosts", hosts) == 1)
     return Explanation((m, n, k), extents, precision, x, y, found.out, work, work.predicted(rates))
 
 

@@ -23,7 +23,6 @@ from .lanes import Lanes
 from .model import Rates, Work, plan_work
 from .operands import Call, checked, mesh_of, read_mesh, shard_of
 from .placements import COLS, ROWS, WHOLE, Placements, algorithm, moved, words
-from .schedule import travelling
 from .shared_memory import buffer_of
 
 __all__ = ["distributed_sgemm"]
@@ -239,6 +238,4 @@ def _work(division: Division, call: Call, everyone: dict[tuple[int, ...], Facts]
     one_host = len({one.host for one in everyone.values()}) == 1
     flops = 1e6 * min(one.megaflops for one in everyone.values())
     rates = Rates(max(flops, 1.0), links=(WITHIN if one_host else BETWEEN,) * 2)
-    travels = division.algorithm.reduces or any(one is not None for one in travelling(division))
-    copied = copied and one_host and travels and len(everyone) > 1
-    return plan_work(division, call.precision, rates, call.panel, copied), rates
+    return plan_work(division, call.precision, rates, call.panel, copied and one_host), rates

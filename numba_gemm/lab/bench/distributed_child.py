@@ -89,7 +89,7 @@ def shard(n: int, placed: str) -> Any:
     return torch.randn((own, n) if placed == ROWS else (n, own), device=DEVICE)
 
 
-def measured(name: str, n: int, precision: str, seconds: float) -> dict[str, Any]:
+def measured(name: str, n: int, precision: str, *, seconds: float) -> dict[str, Any]:
     """Time a product of N x N matrices, and what it is compared with, each by itself."""
     world = dist.get_world_size()
     placed = PLACEMENTS.get(name, (ROWS, ROWS, ROWS))
@@ -187,7 +187,7 @@ def main() -> None:
     )
     cases: list[Any] = json.loads(options.cases)
     for case in cases:
-        row = large(*case) if isinstance(case[0], int) else measured(*case[:3], options.seconds)
+        row = large(*case) if isinstance(case[0], int) else measured(*case, seconds=options.seconds)
         if rank == 0:
             print(json.dumps(row), flush=True)
         if not SIMULATOR:
