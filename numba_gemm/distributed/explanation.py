@@ -65,8 +65,8 @@ class Explanation:
         ]
         if found.reduces and self.work.copied:
             sentences.append(
-                "Each rank multiplies its parts of A and B; it copies the others' sums for its part of C, and adds them. "
-                f"Sums for others take {room:,} bytes per rank"
+                "Each rank multiplies its parts of A and B, copies the others' sums for its part of C, and adds them; "
+                f"sums for others take {room:,} bytes per rank"
             )
         elif found.reduces:
             chunks = _counted(len(self.work.chunks), "chunk")

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from support.ranks import run_ranks
 
+from numba_gemm.simulator.probe import gpu_count
+
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 
 
@@ -43,10 +45,28 @@ def test_every_rank_raises_what_one_refuses(world):
 
 
 @pytest.mark.parametrize("world", [2, exhaustive(3)])
+@pytest.mark.parametrize(("part", "said"), [("failure", "errors"), ("apart", "broadcasts")])
+def test_ranks_that_fail_to_copy(part, said, world):
+    assert outputs("distributed_failures", world, part) == [f"{part} {said}"] * world
+
+
+@pytest.mark.parametrize("world", [2, exhaustive(3)])
 def test_other_ranks_end_when_one_dies(world):
     found = run_ranks("distributed_failures", world, "death")
     assert [one.returncode for one in found] == [0] * (world - 1) + [7], "\n".join(one.stdout for one in found)
     assert {one.stdout.splitlines()[-1] for one in found[:-1]} == {"death error"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(gpu_count() < 2, reason="there are not two GPUs")
+@pytest.mark.parametrize("part", ["products", "races"])
+def test_two_gpus(part):
+    """By copies and by NCCL: all placements against float64; operands and memory that are reused after a call."""
+    found = run_ranks("distributed_gpus", 2, part, simulated=False)
+    assert [one.returncode for one in found] == [0, 0], "\n".join(one.stdout for one in found)
+    name, count = found[0].stdout.splitlines()[-1].split()
+    assert name == part
+    assert int(count) >= {"products": 500, "races": 300}[part]
 
 
 def test_the_example_runs():

@@ -153,7 +153,7 @@ WORDS = {
     "blocks": ({"mesh": (2, 2)}, "A and B travel in"),
     "one column": ({"mesh": (2, 1)}, "B travels in"),
     "sums": ({"mesh": 2, "a": COLS, "hosts": 2}, "the sums are added in"),
-    "copied sums": ({"mesh": 2, "a": COLS}, "it copies the others' sums for its part of C"),
+    "copied sums": ({"mesh": 2, "a": COLS}, "copies the others' sums for its part of C"),
     "copies": ({"mesh": 2}, "copied from 2,097,152 bytes of other ranks"),
     "local": ({"mesh": 2, "b": WHOLE}, "Nothing travels"),
     "result": ({"mesh": 2, "out": WHOLE}, "Each block of C is then broadcast to all ranks"),

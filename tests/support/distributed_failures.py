@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from numba_gemm.distributed import distributed_sgemm, sgemm
+from numba_gemm.distributed import copying, distributed_sgemm, sgemm
+from numba_gemm.distributed.shared_memory import Buffer
 
 TIMEOUT = 10  # seconds of the process group
 TERMS = 12  # of a sum; the number of ranks divides it
@@ -62,7 +63,7 @@ def refusal(**arguments):
     """The text of the error that a call ends with."""
     try:
         distributed_sgemm(**arguments)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         return str(error)
     raise AssertionError("no error")
 
@@ -112,7 +113,46 @@ def death(rank, world):
     raise AssertionError("no error")
 
 
-PARTS = {one.__name__: one for one in (disagreement, death)}
+def failure(rank, world):
+    """A local product fails on the last rank, where ranks copy: all raise an error, and later products are correct."""
+
+    def failing(out, a, b, alpha, beta, precision):
+        if rank == world - 1:
+            raise ArithmeticError("this product fails")
+        by_torch(out, a, b, alpha, beta, precision)
+
+    sgemm.COPIED_FROM = 0.0
+    sums = {"a": torch.ones(3, TERMS // world), "b": torch.ones(TERMS // world, 4)}
+    sums["placements"] = ("Shard(1)", "Shard(0)")
+    for arguments, when in ((shards(rank), "while it copied panels"), (sums, "before its panels were copied")):
+        sgemm.compute_into = failing
+        text = refusal(**arguments)
+        assert ("this product fails" if rank == world - 1 else f"another rank has failed {when}") in text, text
+        sgemm.compute_into = by_torch
+        assert (distributed_sgemm(**arguments) == TERMS).all()
+    return "errors"
+
+
+def apart(rank, world):
+    """One rank cannot open the memory of others: all broadcast, from then on without trying again."""
+    tried = []
+
+    def unable(self, told):
+        tried.append(told)
+        raise OSError("not on this host")
+
+    sgemm.COPIED_FROM = 0.0
+    if rank == world - 1:
+        Buffer.open = unable
+    for _ in range(2):
+        assert (distributed_sgemm(**shards(rank)) == TERMS).all()
+    assert len(copying._separate) == 1
+    assert not copying._known
+    assert len(tried) == (rank == world - 1)
+    return "broadcasts"
+
+
+PARTS = {one.__name__: one for one in (disagreement, death, failure, apart)}
 
 
 def main(part, rank, world, meeting):

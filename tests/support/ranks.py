@@ -1,4 +1,4 @@
-"""Programs that several processes run together, as ranks of `torch.distributed` on the CPU."""
+"""Programs that several processes run together, as ranks of `torch.distributed`, usually on the CPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 
 
-def run_ranks(program: str, world: int, *arguments: str, seconds: int = 240) -> list[subprocess.CompletedProcess]:
+def run_ranks(
+    program: str, world: int, *arguments: str, seconds: int = 240, simulated: bool = True
+) -> list[subprocess.CompletedProcess]:
     """Run a program of `support` on each of `world` ranks; return what became of them.
 
     A program's last arguments are its rank, the number of ranks and the file by which they meet.
     """
-    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["NUMBA_ENABLE_CUDASIM"] = str(int(simulated))
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), str(TESTS), environment.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
         meeting = str(Path(folder) / "ranks")
