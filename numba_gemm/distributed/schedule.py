@@ -220,9 +220,11 @@ def steps(panels: Sequence[Panel], coordinate: Coordinate, grid: Coordinate | No
     A slot is filled again only after the product that reads it; the executor makes the second stream wait for that.
     With the extents of the `grid`, the rank copies panels from others, in an order of its own.
     """
-    first = 0 if grid is None else int(sum(at / extent for at, extent in zip(coordinate, grid)) % 1 * len(panels))
-    order = sorted([*range(first, len(panels)), *range(first)], key=lambda i: not _is_held(panels[i], coordinate))
-    sent = list(range(len(panels))) if grid is None else order[:]
+    order = sorted(range(len(panels)), key=lambda i: not _is_held(panels[i], coordinate))
+    sent = list(range(len(panels)))
+    if grid is not None:
+        order = _apart(panels, coordinate, grid)
+        sent = order[:]
     slots: dict[tuple[str, int], int] = {}
     reader: dict[tuple[str, int], int] = {}  # panel that is read from a slot
     counts = {"a": 0, "b": 0}
@@ -251,6 +253,18 @@ def steps(panels: Sequence[Panel], coordinate: Coordinate, grid: Coordinate | No
                 reader[operand, slot] = index
             yield Fetch(operand, index, slot)  # type: ignore[arg-type]
     yield from products(None)
+
+
+def _apart(panels: Sequence[Panel], coordinate: Coordinate, grid: Coordinate) -> list[int]:
+    """Return an order of panels in which the ranks of a row or column of the grid copy from different ranks at a time.
+
+    Along one dimension, panels that the rank holds come first.
+    """
+    (row, col), (rows, cols) = coordinate, grid
+    first = (row * cols + col * rows) * len(panels) // (rows * cols) % max(len(panels), 1)
+    turned = [*range(first, len(panels)), *range(first)]
+    own = {i for i in turned if _is_held(panels[i], coordinate)} if 1 in grid else set()
+    return sorted(turned, key=lambda i: i not in own)
 
 
 def _is_held(panel: Panel, coordinate: Coordinate) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from numba_gemm.distributed.copying import CopyingExecutor  # noqa: E402
 from numba_gemm.distributed.division import divide, shards  # noqa: E402
 from numba_gemm.distributed.executor import Executor  # noqa: E402
 from numba_gemm.distributed.model import Rates, plan_work  # noqa: E402
@@ -75,6 +76,12 @@ class ThreadLanes:
     def after_line(self):
         return self.line.record()
 
+    def record_products(self, event):
+        self.products.work.put(event.set)
+
+    def record_line(self, event):
+        self.line.work.put(event.set)
+
     def let_products_wait(self, event):
         if event is not None:
             self.products.wait(event)
@@ -118,6 +125,31 @@ class OnThreads(Executor):
             self.groups[0].add(self.coordinate[0], tensor, root)
 
 
+class Memory:
+    """What a rank has for others to copy, as its `Buffer` and as their `Peer`."""
+
+    def __init__(self, elements):
+        self.memory = torch.full((elements,), float("nan"))
+        self.filled, self.read, self.free = threading.Event(), threading.Event(), threading.Event()
+        self.free.set()  # as an event that was never recorded
+
+    def copy(self, target, begin, pitch):
+        target.copy_(self.memory.as_strided(target.shape, (pitch, 1), begin))
+
+
+class CopiesOnThreads(CopyingExecutor):
+    """A copying executor whose ranks meet at a barrier."""
+
+    def __init__(self, *others, barrier, **memory):
+        super().__init__(*others, mesh=None, **memory)
+        self.barrier = barrier
+
+    @contextmanager
+    def together(self, when):
+        yield
+        self.barrier.wait()
+
+
 def multiply(out, a, b, alpha, beta):
     out.copy_(alpha * a @ b + (beta * out if beta else 0))
 
@@ -135,6 +167,7 @@ CASES = {
     "A along k": ((3,), (COLS,), (COLS,), (COLS,)),
     "both": ((2, 3), BLOCKS, BLOCKS, BLOCKS),
     "sums": ((3,), (COLS,), (ROWS,), (ROWS,)),
+    "sums of five": ((5,), (COLS,), (ROWS,), (ROWS,)),
     "sums by columns": ((3,), (COLS,), (ROWS,), (COLS,)),
     "sums for all": ((3,), (COLS,), (ROWS,), (WHOLE,)),
     "result for all": ((3,), (ROWS,), (ROWS,), (WHOLE,)),
@@ -149,47 +182,93 @@ def parts(division, coordinate):
     )
 
 
+class Rank:
+    """One rank's operands, written by work sent to its current stream, and its two streams."""
+
+    def __init__(self, division, coordinate, whole, slow, by_columns):
+        mine = [
+            one[down.slice, across.slice].clone() for one, (down, across) in zip(whole, parts(division, coordinate))
+        ]
+        self.given = [torch.full_like(one, float("nan")) for one in mine]
+        if by_columns:  # C, whose rows are not contiguous
+            self.given[2] = self.given[2].t().contiguous().t()
+        self.division, self.coordinate, self.lanes = division, coordinate, ThreadLanes(*SLOW[slow])
+        for target, source in zip(self.given, mine):
+            self.lanes.multiply(partial(target.copy_, source))
+
+    def run(self, executor, *others):
+        """Run the executor; then overwrite all that it may have read, by work sent to the current stream."""
+        slots = [slot for slots in executor.slots.values() for slot in slots]
+        for slot in slots:
+            slot.fill_(float("nan"))
+        executor.run()
+        self.result = torch.empty_like(self.given[2])
+        self.lanes.multiply(partial(self.result.copy_, self.given[2]))
+        for target in (*self.given, *slots, *others):
+            self.lanes.multiply(partial(target.fill_, float("nan")))
+
+    def check(self, expected):
+        """Wait for the streams, and compare the result."""
+        self.lanes.products.finish()
+        self.lanes.line.finish()
+        down, across = self.division.holds(self.coordinate)
+        assert torch.equal(self.result, expected[down.slice, across.slice])
+
+
+def problem(case):
+    """A case's division, whole matrices, and the product."""
+    mesh, x, y, z = CASES[case]
+    m, n, k = 12, 10, 13
+    division = divide(algorithm(x, y, z), mesh, x, y, shards((m, k), x, mesh), shards((k, n), y, mesh))
+    generator = torch.Generator().manual_seed(0)
+    whole = [torch.randint(-4, 5, shape, generator=generator).float() for shape in ((m, k), (k, n), (m, n))]
+    return division, whole, ALPHA * whole[0] @ whole[1] + BETA * whole[2]
+
+
 @pytest.mark.parametrize("slow", SLOW)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("panel", [2, None])
 def test_events_order_both_streams(case, slow, panel):
     """The operands are written by work sent to the current stream before, and overwritten by work sent after."""
-    mesh, x, y, z = CASES[case]
-    m, n, k = 12, 10, 13
-    found = algorithm(x, y, z)
-    division = divide(found, mesh, x, y, shards((m, k), x, mesh), shards((k, n), y, mesh))
+    division, whole, expected = problem(case)
     work = plan_work(division, "ieee", Rates(56e12), panel)
-    generator = torch.Generator().manual_seed(0)
-    whole = [torch.randint(-4, 5, shape, generator=generator).float() for shape in ((m, k), (k, n), (m, n))]
-    expected = ALPHA * whole[0] @ whole[1] + BETA * whole[2]
     columns, rows = ([Meeting(division.grid[dim]) for _ in range(division.grid[1 - dim])] for dim in (0, 1))
-    running = []
+    ranks = []
     for coordinate in division.coordinates:
-        mine = [
-            one[down.slice, across.slice].clone() for one, (down, across) in zip(whole, parts(division, coordinate))
-        ]
-        given = [torch.full_like(one, float("nan")) for one in mine]
-        if panel is None:  # C by columns, whose rows are not contiguous
-            given[2] = given[2].t().contiguous().t()
-        lanes = ThreadLanes(*SLOW[slow])
+        rank = Rank(division, coordinate, whole, slow, panel is None)
         groups = [
             meeting if extent > 1 else None
             for meeting, extent in zip((columns[coordinate[1]], rows[coordinate[0]]), division.grid)
         ]
-        for target, source in zip(given, mine):
-            lanes.multiply(partial(target.copy_, source))
-        executor = OnThreads(work, coordinate, groups, *given, ALPHA, BETA, multiply, lanes)
-        for slots in executor.slots.values():
-            for slot in slots:
-                slot.fill_(float("nan"))
-        executor.run()
-        result = torch.empty_like(given[2])
-        lanes.multiply(partial(result.copy_, given[2]))
-        for target in (*given, *(slot for slots in executor.slots.values() for slot in slots)):
-            lanes.multiply(partial(target.fill_, float("nan")))
-        running.append((lanes, coordinate, result))
-    for lanes, coordinate, result in running:
-        lanes.products.finish()
-        lanes.line.finish()
-        down, across = division.holds(coordinate)
-        assert torch.equal(result, expected[down.slice, across.slice])
+        rank.run(OnThreads(work, coordinate, groups, *rank.given, ALPHA, BETA, multiply, rank.lanes))
+        ranks.append(rank)
+    for rank in ranks:
+        rank.check(expected)
+
+
+@pytest.mark.parametrize("slow", SLOW)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.endswith("for all")])
+@pytest.mark.parametrize("panel", [2, None])
+def test_events_order_copies(case, slow, panel):
+    """The same, and what others copy from is overwritten by work sent after the call."""
+    division, whole, expected = problem(case)
+    work = plan_work(division, "ieee", Rates(56e12), panel, copied=True)
+    assert work.copied
+    memory = {at: Memory(work.room(at)) for at in division.coordinates}
+    barrier, ranks, hosts = threading.Barrier(len(memory), timeout=SECONDS), [], []
+    for coordinate in division.coordinates:
+        rank = Rank(division, coordinate, whole, slow, panel is None)
+        peers = {at: one for at, one in memory.items() if at != coordinate}
+        executor = CopiesOnThreads(
+            *(work, coordinate, (None, None), *rank.given, ALPHA, BETA, multiply, rank.lanes),
+            buffer=memory[coordinate],
+            peers=peers,
+            barrier=barrier,
+        )
+        ranks.append(rank)
+        hosts.append(threading.Thread(target=rank.run, args=(executor, memory[coordinate].memory)))
+        hosts[-1].start()
+    for host in hosts:
+        host.join(SECONDS)
+    for rank in ranks:
+        rank.check(expected)

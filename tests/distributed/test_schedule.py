@@ -10,7 +10,19 @@ import pytest
 from numba_gemm.distributed.division import divide, shards
 from numba_gemm.distributed.model import LEAST, MOST_SUMS, Rates, Work, plan_work
 from numba_gemm.distributed.placements import COLS, ROWS, WHOLE, algorithm
-from numba_gemm.distributed.schedule import Fetch, Multiply, Reduce, Spread, along, held, panels_of
+from numba_gemm.distributed.schedule import (
+    Add,
+    Fetch,
+    Give,
+    Keep,
+    Multiply,
+    Reduce,
+    Spread,
+    Take,
+    along,
+    held,
+    panels_of,
+)
 
 RATES = Rates(56e12)
 ONE = [(x,) for x in (ROWS, COLS, WHOLE)]
@@ -119,9 +131,43 @@ def reduced(work: Work, a, b, c):
     return out
 
 
+def copied_sums(work: Work, a, b, c):
+    """C of chunks whose sums each rank copies from the others."""
+    division, out = work.division, np.full(c.shape, np.nan)
+    given = {}  # by the rank that computes and the place in its memory
+    for coordinate in division.coordinates:
+        inner = division.inner(coordinate)
+        steps = [one for one in work.steps(coordinate) if isinstance(one, Give)]
+        for chunk, begin in steps:
+            assert chunk.root != coordinate[0]
+            given[coordinate[0], begin] = ALPHA * cut(a, chunk.rows, inner) @ cut(b, inner, chunk.cols)
+        assert work.room(coordinate) == sum(one.chunk.rows.extent * one.chunk.cols.extent for one in steps)
+    for coordinate in division.coordinates:
+        slots, inner = {}, division.inner(coordinate)
+        for step in work.steps(coordinate):
+            if isinstance(step, Give):
+                continue
+            assert step.chunk.root == coordinate[0]
+            place = cut(out, step.chunk.rows, step.chunk.cols)
+            if isinstance(step, Keep):
+                own = ALPHA * cut(a, step.chunk.rows, inner) @ cut(b, inner, step.chunk.cols)
+                place[:] = own + BETA * cut(c, step.chunk.rows, step.chunk.cols)
+            elif isinstance(step, Take):
+                assert step.slot < work.chunk_slots()
+                slots[step.slot] = given.pop((step.rank, step.begin))
+            else:
+                assert isinstance(step, Add)
+                place += slots[step.slot]
+    assert not given
+    return out
+
+
 def check(work: Work, shape):
     a, b, c = matrices(*shape)
     expected, division = ALPHA * a @ b + BETA * c, work.division
+    if division.algorithm.reduces and work.copied:
+        np.testing.assert_array_equal(copied_sums(work, a, b, c), expected)
+        return
     if division.algorithm.reduces:
         np.testing.assert_array_equal(reduced(work, a, b, c), expected)
         return
@@ -133,7 +179,7 @@ def check(work: Work, shape):
             # Ranks of a row share A's broadcasts, those of a column B's; a rank mixes both in the same order as others.
             orders.setdefault((name, position), []).append(collectives)
     for sequences in orders.values():
-        assert all(one == sequences[0] for one in sequences)
+        assert work.copied or all(one == sequences[0] for one in sequences)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
@@ -149,6 +195,7 @@ def test_schedules_compute_the_product(mesh, panel):
             for m, n, k in SHAPES:
                 division = divide(found, mesh, a, b, shards((m, k), a, mesh), shards((k, n), b, mesh))
                 check(plan_work(division, "ieee", RATES, panel), (m, n, k))
+                check(plan_work(division, "ieee", RATES, panel, copied=True), (m, n, k))
                 count += 1
     assert count == len(SHAPES) * (16 if len(mesh) == 2 else 34)
 
@@ -167,6 +214,7 @@ def test_panels_of_several_ranks(monkeypatch, precision, least):
             division = divide(algorithm(*placed), mesh, *placed, *shapes)
             work = plan_work(division, precision, RATES)
             check(work, (m, n, k))
+            check(plan_work(division, precision, RATES, copied=True), (m, n, k))
             pieces += [len(one.b) for one in work.panels]
     assert max(pieces) > 1
 
@@ -180,6 +228,7 @@ def test_shards_of_any_extents():
     assert [one.part for one in panels_of(division)] == [(0, 1), (1, 4), (4, 9), (9, 10)]
     for panel in (None, 2):
         check(plan_work(division, "ieee", RATES, panel), (8, 8, 10))
+        check(plan_work(division, "ieee", RATES, panel, copied=True), (8, 8, 10))
 
 
 def test_own_panels_are_multiplied_first():
@@ -191,6 +240,26 @@ def test_own_panels_are_multiplied_first():
     assert [one.panel for one in found if isinstance(one, Fetch)] == [0, 1, 2, 3]
     # Two broadcasts are issued before the first product, and the third after a product that frees its slot.
     assert [type(one).__name__ for one in found[:5]] == ["Fetch", "Fetch", "Multiply", "Multiply", "Fetch"]
+
+
+def test_copies_begin_with_another_rank_each():
+    """So no rank sends to all others at a time; nothing is fetched that a rank holds."""
+    one, two = (4,), (3, 3)
+    division = divide(algorithm((ROWS,), (ROWS,)), one, (ROWS,), (ROWS,), *(shards((8, 8), (ROWS,), one),) * 2)
+    work = plan_work(division, "ieee", RATES, 2, copied=True)
+    for rank in range(4):
+        others = [(rank + i) % 4 for i in range(4)]
+        found = list(work.steps((rank, 0)))
+        assert [step.panel for step in found if isinstance(step, Multiply)] == others
+        assert [step.panel for step in found if isinstance(step, Fetch)] == others[1:]
+    blocks = ((ROWS, COLS), (ROWS, COLS))
+    division = divide(algorithm(*blocks), two, *blocks, *(shards((9, 9), (ROWS, COLS), two),) * 2)
+    work = plan_work(division, "ieee", RATES, 3, copied=True)
+    for row in range(3):
+        for operand, places in (("a", [(row, i) for i in range(3)]), ("b", [(i, row) for i in range(3)])):
+            steps = [[one for one in work.steps(at) if isinstance(one, Multiply)] for at in places]
+            roots = [[getattr(work.panels[one.panel], operand)[0].root for one in found] for found in steps]
+            assert all(sorted(at) == [0, 1, 2] for at in zip(*roots))
 
 
 @pytest.mark.parametrize(("precision", "most"), [("bf16x6", MOST_SUMS), ("bf16x9", MOST_SUMS), ("ieee", 64)])
