@@ -6,12 +6,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .copying import release_memory
     from .explanation import Explanation, explain
     from .sgemm import distributed_sgemm
 
-__all__ = ["Explanation", "distributed_sgemm", "explain"]
+__all__ = ["Explanation", "distributed_sgemm", "explain", "release_memory"]
 
-_HOMES = {"Explanation": ".explanation", "distributed_sgemm": ".sgemm", "explain": ".explanation"}
+_HOMES = {
+    "Explanation": ".explanation",
+    "distributed_sgemm": ".sgemm",
+    "explain": ".explanation",
+    "release_memory": ".copying",
+}
 
 if not TYPE_CHECKING:  # `explain` needs no PyTorch; its module has another name, which would hide it
 

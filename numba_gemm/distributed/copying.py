@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..streaming.blocking import Part
@@ -20,9 +21,9 @@ from .agreement import Mesh, all_agree, gathered
 from .division import Coordinate
 from .executor import Executor
 from .schedule import Add, Chunk, Fetch, Give, Keep, Multiply, Panel, Take, along
-from .shared_memory import NOTHING, Buffer, Peer, buffer_of
+from .shared_memory import CLOSED, NOTHING, Buffer, Peer, all_buffers, buffer_of
 
-__all__ = ["CopyingExecutor", "opened"]
+__all__ = ["CopyingExecutor", "opened", "release_memory"]
 
 Numbers: TypeAlias = dict[tuple[int, ...], int]  # of buffers, by coordinate
 Peers: TypeAlias = dict[tuple[int, ...], Peer]
@@ -57,11 +58,12 @@ def opened(
     words = NOTHING
     with suppress(Exception):  # whatever the reason is, all ranks are told, and broadcast
         buffer.reserve(max(1, rooms[own]))
+        words = CLOSED
         words = buffer.told()
     found, peers = gathered(mesh, words), {}
     with suppress(Exception):
         peers = {at: buffer.open(one) for at, one in found.items() if at != own}
-    if not all_agree(mesh, len(peers) == len(found) - 1 and words != NOTHING):
+    if not all_agree(mesh, len(peers) == len(found) - 1 and words not in (NOTHING, CLOSED)):
         if NOTHING not in found.values():
             _separate.add(mesh.groups)
         return None
@@ -69,6 +71,24 @@ def opened(
     if len(_known) == 1:  # ranks of other meshes may have old memory open
         buffer.release()
     return peers
+
+
+def release_memory() -> None:
+    """Free the memory that ranks of this host copy from; to be called by all ranks, when their products are complete.
+
+    Each GPU keeps such memory after a product, for the next one: as much as the shards of A and B that travelled, or as
+    the sums for other ranks. PyTorch does not count it as its own.
+
+    Examples
+    --------
+    >>> from numba_gemm.distributed import release_memory
+    >>> release_memory()  # doctest: +SKIP
+    """
+    for step in (Buffer.close_peers, Buffer.free_all):
+        for buffer in all_buffers():
+            step(buffer)
+        dist.barrier()  # closed by all before it is freed
+    _known.clear()
 
 
 class CopyingExecutor(Executor):

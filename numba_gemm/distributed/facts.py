@@ -39,6 +39,7 @@ class Facts(NamedTuple):
     out_shape: tuple[int, int] = (ABSENT, ABSENT)
     host: int = 0
     megaflops: int = 0
+    copies: int = 0
     buffer: int = 0
     room: int = 0
 

@@ -120,8 +120,8 @@ def distributed_sgemm(
         error = refused
     like = shard_of(a) if error is None else None
     if like is not None:
-        buffer = buffer_of(like.device)
-        facts = facts._replace(buffer=buffer.number, room=buffer.room)
+        buffer, captured = buffer_of(like.device), like.is_cuda and torch.cuda.is_current_stream_capturing()
+        facts = facts._replace(copies=int(not captured), buffer=buffer.number, room=buffer.room)
     everyone = agreed(ranks, facts, error, like)
     assert call is not None
     with torch.no_grad():
@@ -236,6 +236,7 @@ def _on_grid(division: Division, at: tuple[int, ...]) -> Coordinate:
 def _work(division: Division, call: Call, everyone: dict[tuple[int, ...], Facts], copied: bool) -> tuple[Work, Rates]:
     """Choose the panels, from what all ranks know."""
     one_host = len({one.host for one in everyone.values()}) == 1
+    copied = copied and one_host and all(one.copies for one in everyone.values())
     flops = 1e6 * min(one.megaflops for one in everyone.values())
     rates = Rates(max(flops, 1.0), links=(WITHIN if one_host else BETWEEN,) * 2)
-    return plan_work(division, call.precision, rates, call.panel, copied and one_host), rates
+    return plan_work(division, call.precision, rates, call.panel, copied), rates

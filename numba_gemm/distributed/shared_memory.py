@@ -20,11 +20,12 @@ from torch import Tensor
 from ..device.units import FLOAT32_BYTES
 from ..runtime.driver import call
 
-__all__ = ["NOTHING", "Buffer", "Peer", "buffer_of"]
+__all__ = ["CLOSED", "NOTHING", "Buffer", "Peer", "all_buffers", "buffer_of"]
 
 HANDLE_BYTES = 64  # of the driver's handles of memory and of events
 WORDS = 3 * HANDLE_BYTES // 8  # of the handles of memory and of two events
-NOTHING = [0] * (2 + WORDS)  # what a rank tells that has no buffer
+NOTHING = [0] * (2 + WORDS)  # what a rank tells that has no memory left for a buffer
+CLOSED = [0, 1, *[0] * WORDS]  # what a rank tells whose buffer no other process can open
 
 
 class _Allocation:
@@ -121,8 +122,26 @@ class Buffer:
 
     def release(self) -> None:
         """Free old memory, which no rank has open any more."""
-        while self._retired:
-            self._retired.pop().free()
+        if self._retired:
+            with torch.cuda.device(self.device):
+                while self._retired:
+                    self._retired.pop().free()
+
+    def close_peers(self) -> None:
+        """Close the memory of all other ranks, after all copies from it."""
+        for peer in self._peers.values():
+            peer.close()
+        self._peers.clear()
+
+    def free_all(self) -> None:
+        """Free all memory, which no rank has open any more, after all work on it."""
+        if self._allocation is not None:
+            self._retired.append(self._allocation)
+        elif self.number:
+            os.close(self._file)
+        self.memory = self._allocation = None
+        self.number = self.room = 0
+        self.release()
 
 
 class Peer:
@@ -175,10 +194,19 @@ class Peer:
                 call(driver.cuIpcCloseMemHandle, self._address)
 
 
-@cache
+_buffers: dict[torch.device, Buffer] = {}
+
+
 def buffer_of(device: torch.device) -> Buffer:
     """Return this process's buffer on a device."""
-    return Buffer(device)
+    if device not in _buffers:
+        _buffers[device] = Buffer(device)
+    return _buffers[device]
+
+
+def all_buffers() -> list[Buffer]:
+    """Return this process's buffers on all devices."""
+    return list(_buffers.values())
 
 
 @cache

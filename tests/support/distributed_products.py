@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 
-from numba_gemm.distributed import copying, distributed_sgemm, sgemm
+from numba_gemm.distributed import copying, distributed_sgemm, release_memory, sgemm
 from numba_gemm.distributed.placements import algorithm, placement
+from numba_gemm.distributed.shared_memory import all_buffers
 from numba_gemm.models.accuracy import ieee_bound
 
 ONE = [Shard(0), Shard(1), Replicate()]
@@ -146,8 +147,12 @@ def copies(world):
         run(self)
 
     copying.CopyingExecutor.run = counted
-    count = dtensors(world) + shards(world)
+    count = dtensors(world)
+    release_memory()
+    assert all(one.room == 0 for one in all_buffers())
+    count += shards(world)
     assert world == 1 or len(runs) > count / 4
+    assert world == 1 or all(one.room > 0 for one in all_buffers())
     sgemm.COPIED_FROM = SMALL
     return count
 
