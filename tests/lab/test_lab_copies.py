@@ -720,7 +720,7 @@ def test_pictures_of_frames_read_back(pretend, experiment):
     pretend(call_ms=1e-6 if experiment is overlap else 0.002)
     frame = experiment.EXPERIMENT.frame(**(OVERLAP if experiment is overlap else TRANSFERS))
     figure = figures.Figure(figsize=(9, 5), layout="constrained")
-    experiment.plot(back_from_csv(frame), figure)
+    experiment.EXPERIMENT.plot(back_from_csv(frame), figure)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=50)
     assert len(file.getvalue()) > 5000

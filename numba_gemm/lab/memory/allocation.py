@@ -15,7 +15,7 @@ from numba import cuda
 from numba_gemm.device.texture import nanoseconds
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import Figure, curves
+from numba_gemm.lab.memory.drawing import curves, panels
 from numba_gemm.runtime.device import current_device
 from numba_gemm.runtime.driver import call
 
@@ -141,17 +141,6 @@ def predicted(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(predicted_us=smallest + per_byte * frame["bytes"])
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot the times of idle and of busy devices against the size."""
-    left, right = figure.subplots(1, 2, sharex=True, sharey=True)
-    titles = {"us": "allocate, free and synchronise", "free_busy_us": "free while a kernel runs"}
-    for axes, (column, title) in zip((left, right), titles.items()):
-        curves(axes, frame, "way", "bytes", column, in_legend=False, title=title, xlabel="bytes", xscale="log")
-    left.set(ylabel="us of the host", yscale="log")
-    right.axhline(frame["busy_us"].iloc[0], color="0.5", linestyle=":", label="the kernel")
-    right.legend()
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     large = frame[frame["bytes"] >= 16 * MIB].pivot(index="bytes", columns="way", values="us")
     large = large.reindex(columns=[DIRECT, TRIMMED, KEPT])
@@ -170,6 +159,12 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(
+    curves("bytes", "us", "way", log2="xy", title="allocate, free and synchronise"),
+    curves(
+        "bytes", "free_busy_us", "way", log2="xy", title="free while a kernel runs (dotted)", lines={"y": "busy_us"}
+    ),
+)
 SMALL = {"sizes": (100, MIB), "busy_us": 200, "rounds": 1}
 SIGNATURES = {"spin": (spin, "int64, uint64[::1]")}
-EXPERIMENT = machine.experiment(allocation, "9.3", claims, plot, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)
+EXPERIMENT = machine.experiment(allocation, "9.3", claims, PLOT, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)

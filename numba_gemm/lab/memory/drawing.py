@@ -1,70 +1,132 @@
-"""Style of the laboratory's plots: measurements solid, predictions dashed, in the same colour."""
+"""Panels of the laboratory's plots, described by columns: measurements solid, predictions dashed, in the same colour.
+
+The predictions of a column ``gb_s`` are the columns ``predicted_gb_s`` and ``predicted_by_..._gb_s``. `rows` is a
+condition of ``DataFrame.query``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from numba_gemm.device.units import ceil_div
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-else:  # for annotations; experiments run without matplotlib
-    Axes = Figure = Any
 
-__all__ = ["COLOURS", "Axes", "Figure", "bars", "curve", "curves", "log2_x"]
+Panel = Callable[["pd.DataFrame", "Axes"], None]
 
 # Palette of Okabe and Ito, distinguishable with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "black")
 MARKERS = "os^Dv<>"
-MEASURED: dict[str, Any] = {"linestyle": "-", "linewidth": 1.6, "markersize": 4}
-PREDICTED: dict[str, Any] = {"linestyle": "--", "linewidth": 1.2}
+DASHES = ("--", ":")  # of predictions; a column has at most two
+UNITS = {"us": "µs", "gb_s": "GB/s", "tb_s": "TB/s", "tflop_s": "TFLOP/s"}
+EVERY = "index >= 0"  # condition of all rows
 
 
-def curve(
-    axes: Axes, x: Any, measured: Any, predicted: Any | None, label: str, index: int, in_legend: bool = True
-) -> None:
-    """Plot a measured curve and the predicted one in the index-th colour, the latter perhaps without legend entry."""
-    colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-    axes.plot(x, measured, label=label, color=colour, marker=marker, **MEASURED)
-    if predicted is not None:
-        axes.plot(x, predicted, label=f"{label}, predicted" if in_legend else None, color=colour, **PREDICTED)
+def panels(*parts: Panel, columns: int = 0) -> Callable[[pd.DataFrame, Figure], None]:
+    """Return the plot of some panels, by default in one row."""
+
+    def plot(frame: pd.DataFrame, figure: Figure) -> None:
+        across = columns or len(parts)
+        axes = figure.subplots(ceil_div(len(parts), across), across, squeeze=False)
+        for part, place in itertools.zip_longest(parts, axes.flat):
+            part(frame, place) if part else place.axis("off")
+            if place.get_legend_handles_labels()[0]:
+                place.legend(fontsize="x-small")
+
+    return plot
+
+
+def predictions(frame: pd.DataFrame, column: str) -> dict[str, str]:
+    """Return the columns that predict a column, and their labels."""
+    found = [name for name in map(str, frame) if re.fullmatch(rf"predicted_(by_\w+_)?{column}", name)]
+    return {name: name.removesuffix(f"_{column}").replace("_", " ") for name in found}
+
+
+def named(label: str, values: Any) -> str:
+    """Format the values that tell a curve or a bar from others, by default those that are not missing."""
+    parts = values if isinstance(values, tuple) else (values,)
+    return (
+        label.format(*parts)
+        if label
+        else ", ".join(str(part) for part in parts if part not in ("", None) and part == part)
+    )
+
+
+def titled(column: str) -> str:
+    """Return the title of an axis: the unit of a column, or its name."""
+    return UNITS.get(column, column.replace("_", " "))
 
 
 def curves(
-    axes: Axes,
-    rows: pd.DataFrame,
-    by: str | list[str],
     x: str,
     y: str,
-    label: str = "{}",
-    in_legend: bool = True,
+    by: str | list[str] = "",
+    rows: str = EVERY,
+    label: str = "",
+    log2: str = "",
+    lines: Mapping[str, str] | None = None,
     **labels: Any,
-) -> None:
-    """Plot a curve of column `y` and its prediction for each group of rows, in the order of their appearance.
+) -> Panel:
+    """Return a panel with a curve of a column, and its predictions, for each group of rows.
 
-    `labels` are properties of the axes, as of ``Axes.set``.
+    `by` are the columns that tell curves apart, and `label` formats their values; the axes of `log2`, such as "xy", are
+    logarithmic; `lines` has columns whose values are marked by dotted lines, by axis; `labels` are properties of the
+    axes, as of ``Axes.set``.
     """
-    for index, (name, at) in enumerate(rows.groupby(by, sort=False)):
-        named = label.format(", ".join(map(str, name)) if isinstance(name, tuple) else name)
-        at = at.sort_values(x)
-        curve(axes, at[x], at[y], at.get(f"predicted_{y}"), named, index, in_legend)
-    axes.set(**labels)
+
+    def draw(frame: pd.DataFrame, axes: Axes) -> None:
+        shown = frame.query(rows)
+        for index, (values, at) in enumerate(shown.groupby(by, sort=False) if by else [("measured", shown)]):
+            at, colour, marker = at.sort_values(x), COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+            axes.plot(at[x], at[y], color=colour, marker=marker, markersize=4, label=named(label, values))
+            for (column, said), dashes in zip(predictions(frame, y).items(), DASHES):
+                axes.plot(at[x], at[column], color=colour, linestyle=dashes, label=None if index else said)
+        for axis, column in (lines or {}).items():
+            for value in shown[column].dropna().unique():
+                (axes.axvline if axis == "x" else axes.axhline)(value, color="0.5", linestyle=":")
+        if "x" in log2:
+            axes.set_xscale("log", base=2)
+        if "y" in log2:
+            axes.set_yscale("log", base=2)
+            axes.yaxis.set_major_formatter("{x:g}")
+        axes.set(**{"xlabel": titled(x), "ylabel": titled(y)} | ({} if "y" in log2 else {"ylim": (0, None)}) | labels)
+
+    return draw
 
 
-def bars(axes: Axes, names: Sequence[str], measured: Any, predicted: Any | None, **labels: Any) -> None:
-    """Plot horizontal bars of measurements, the first at the top, with a mark at each prediction."""
-    places = list(range(len(names)))
-    axes.barh(places, measured, height=0.6, color=COLOURS[0], label="measured")
-    if predicted is not None:
-        axes.plot(predicted, places, linestyle="none", marker="|", markersize=16, color=COLOURS[1], label="predicted")
-    axes.set_yticks(places, names)
-    axes.invert_yaxis()
-    axes.set(**labels)
-    axes.legend()
+def bars(y: str, by: list[str], rows: str = EVERY, label: str = "", **labels: Any) -> Panel:
+    """Return a panel with a bar of a column for each row, the first at the top, and a mark at each prediction.
+
+    The parameters are those of `curves`.
+    """
+
+    def draw(frame: pd.DataFrame, axes: Axes) -> None:
+        shown = frame.query(rows)
+        names = [named(label, tuple(values)) for values in shown[by].itertuples(index=False)]
+        places = range(len(names))
+        axes.bar_label(axes.barh(places, shown[y], height=0.6, color=COLOURS[0], label="measured"), fmt=" {:.4g}")
+        for colour, (column, said) in zip(COLOURS[1:], predictions(frame, y).items()):
+            axes.plot(shown[column], places, linestyle="", marker="|", markersize=16, color=colour, label=said)
+        axes.set_yticks(places, names, fontsize="small")
+        axes.invert_yaxis()
+        axes.set(**{"xlabel": titled(y), "xmargin": 0.15} | labels)
+
+    return draw
 
 
-def log2_x(axes: Axes, ticks: Sequence[int]) -> None:
-    """Scale the x axis by powers of two, with these ticks as plain numbers."""
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+def text(columns: list[str], rows: str = EVERY, **labels: Any) -> Panel:
+    """Return a panel with columns as text."""
+
+    def draw(frame: pd.DataFrame, axes: Axes) -> None:
+        said = frame.query(rows)[columns].to_string(index=False, na_rep="")
+        axes.axis("off")
+        axes.text(0, 1, said, va="top", family="monospace", fontsize="x-small", transform=axes.transAxes)
+        axes.set(**labels)
+
+    return draw

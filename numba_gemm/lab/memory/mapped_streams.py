@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import Figure, bars
+from numba_gemm.lab.memory.drawing import bars, panels
 from numba_gemm.lab.memory.overlap import BLOCK, PERIOD, SIGNATURES, worker
 from numba_gemm.runtime.timing import Call
 
@@ -94,20 +94,6 @@ def mapped_streams(
                 )
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot milliseconds of each way, with one panel per number of turns."""
-    groups = list(frame.groupby("turns"))
-    labels = {READ: "mapped, read", WRITTEN: "mapped, written", MAPPED: "mapped, both"}
-    for axes, (_, found) in zip(np.atleast_1d(figure.subplots(1, len(groups))), groups, strict=True):
-        counts = found["streams"].map("staged, {} streams".format)
-        title = f"kernel alone: {found['kernel_ms'].iloc[0]:.2g} ms"
-        names = list(found["way"].map(labels).fillna(counts))
-        bars(axes, names, found["ms"], found["predicted_ms"], xlabel="ms", title=title)
-        axes.legend(ncols=2, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12))
-        if axes is not figure.axes[0]:
-            axes.set_yticklabels([])
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     one, off = frame[frame["streams"] == 1], frame["ms"] / frame["predicted_ms"]
     ms = one.pivot(index="turns", columns="way", values="ms")
@@ -129,8 +115,9 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(bars("ms", ["turns", "way", "streams"], label="{} turns, {}, {} streams"))
 SMALL = {"elements": 1 << 16, "turns": (1, 2), "streams": (1, 2), "rounds": 1}
 ALLOWED: dict[str, Any] = {"elements": BLOCK}
 EXPERIMENT = machine.experiment(
-    mapped_streams, "9.1.3", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
+    mapped_streams, "9.1.3", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
 )

@@ -19,7 +19,7 @@ from numba import cuda
 from numba_gemm.device.units import ceil_div
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import Figure, curves
+from numba_gemm.lab.memory.drawing import curves, panels
 from numba_gemm.runtime import pinned_memory
 
 ITEM = 4
@@ -337,31 +337,6 @@ def transfers(
             yield copies
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot bandwidth against size, costs of page-locking, small pieces, and chains."""
-    axes = figure.subplots(2, 2).flat
-    copies, pinning, packing, chain = (frame[frame["part"] == name] for name in ("copy", "pinning", "packing", "chain"))
-    theoretical = copies["theoretical_gb_s"].dropna().unique()  # of the link, and of device memory
-    copies = copies[(copies["direction"] != ON_HOST) & (copies["memory"] != WRITE_COMBINED)]
-    copies = copies[(copies["direction"] != TO_HOST) | (copies["memory"] != REGISTERED)]
-    copies = copies.replace({"direction": {TO_DEVICE: "H2D", TO_HOST: "D2H"}})
-    for place, rows, names, x, y in (
-        (axes[0], copies, ["direction", "memory"], "bytes", "gb_s"),
-        (axes[1], pinning, "what", "bytes", "us"),
-        (axes[2], packing, ["what", "memory"], "bytes", "us"),
-        (axes[3], chain, "what", "count", "us"),
-    ):
-        curves(place, rows, names, x, y, in_legend=False, yscale="log", ylabel="GB/s" if y == "gb_s" else "µs")
-        place.set_xscale("log", base=2)
-        place.legend(fontsize="xx-small")
-    for gb_s in theoretical:
-        axes[0].axhline(gb_s, color="0.5", linestyle=":")
-    axes[0].set(xlabel="bytes per copy", title="copies (dotted: theoretical)")
-    axes[1].set(xlabel="bytes", title="page-locking")
-    axes[2].set(xlabel="bytes per piece", title=f"{packing['count'].iloc[0]:.0f} small pieces")
-    axes[3].set(xlabel="steps", title=f"chains on {chain['bytes'].iloc[0] / 1e6:.0f} MB")
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     part: Any = dict(iter(frame.groupby("part")))
     copied, packings = part["copy"], part["packing"]
@@ -416,7 +391,17 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+COPIES = f"part == 'copy' and direction != {ON_HOST!r} and memory != {WRITE_COMBINED!r}"
+PLOT = panels(
+    curves(
+        "bytes", "gb_s", ["direction", "memory"], COPIES, log2="xy", lines={"y": "theoretical_gb_s"}, title="copies"
+    ),
+    curves("bytes", "us", "what", "part == 'pinning'", log2="xy", title="page-locking"),
+    curves("bytes", "us", ["what", "memory"], "part == 'packing'", log2="xy", title="small pieces"),
+    curves("count", "us", "what", "part == 'chain'", log2="xy", xlabel="steps", title="chains"),
+    columns=2,
+)
 SMALL: dict[str, Any] = {"sizes": (4 << 10, 64 << 10, 1 << 20), "pinning_sizes": (64 << 10, 1 << 20), "pieces": 20}
 SMALL |= {"piece_bytes": (1 << 10, 4 << 10), "steps": (1, 3), "chain_bytes": 1 << 16, "rounds": 2}
 SIGNATURES = {"unpack": (unpack, "uint32[::1], uint32[::1], int64[::1], int64"), "step": (step, "float32[::1]")}
-EXPERIMENT = machine.experiment(transfers, "9.1", claims, plot, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)
+EXPERIMENT = machine.experiment(transfers, "9.1", claims, PLOT, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)

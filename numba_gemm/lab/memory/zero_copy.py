@@ -10,7 +10,7 @@ from numba import cuda, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import Figure, bars, curves
+from numba_gemm.lab.memory.drawing import bars, curves, panels
 from numba_gemm.lab.memory.strided_copy import sectors_a_warp
 from numba_gemm.models import requests
 from numba_gemm.runtime.driver import call
@@ -116,19 +116,6 @@ def row_of(way: str, passes: int, stride: int, size: int, ms: float, copy_ms: fl
     )
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot milliseconds against the number of passes, and of a single pass against the stride."""
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    title = f"{frame['mib'].iloc[0]:.4g} MiB, coalesced"
-    curves(left, frame[frame["way"].isin(WAYS)], "way", "passes", "ms", xlabel="passes over the array", title=title)
-    left.axhline(frame[frame["way"] == "copy"]["ms"].iloc[0], color="0.5", linestyle=":", label="the copy alone")
-    left.set(ylabel="ms", ylim=(0, None))
-    left.legend()
-    single = frame[frame["way"].isin(["mapped", "strided"]) & (frame["passes"] == 1)].sort_values("stride")
-    labels = {"xlabel": "ms", "ylabel": "stride in floats", "title": "mapped, one pass"}
-    bars(right, [f"{stride}" for stride in single["stride"]], single["ms"], single["predicted_ms"], **labels)
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     strided = frame[frame["way"] == "strided"]
     ms = frame.drop(index=strided.index).set_index(["passes", "way"])["ms"].unstack()
@@ -155,6 +142,10 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(
+    curves("passes", "ms", "way", rows="way != 'strided'", xlabel="passes over the array", title="coalesced"),
+    bars("ms", ["stride"], rows="way in ['mapped', 'strided'] and passes == 1", title="mapped, one pass, by stride"),
+)
 SMALL = {"elements": 1 << 16, "passes": (1, 2), "strides": (8,), "rounds": 1}
 SIGNATURES = {
     "add": (add, "float32[::1], float32[::1]"),
@@ -163,5 +154,5 @@ SIGNATURES = {
 }
 ALLOWED: dict[str, Any] = {"elements": BLOCK}
 EXPERIMENT = machine.experiment(
-    zero_copy, "9.1.3", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
+    zero_copy, "9.1.3", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
 )
