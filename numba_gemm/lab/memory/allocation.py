@@ -13,9 +13,9 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.texture import nanoseconds
+from numba_gemm.lab.harness.drawing import curves, panels
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import curves, panels
 from numba_gemm.runtime.device import current_device
 from numba_gemm.runtime.driver import call
 
@@ -160,10 +160,8 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 PLOT = panels(
-    curves("bytes", "us", "way", log2="xy", title="allocate, free and synchronise"),
-    curves(
-        "bytes", "free_busy_us", "way", log2="xy", title="free while a kernel runs (dotted)", lines={"y": "busy_us"}
-    ),
+    curves("bytes", "us", "way", log="xy", title="allocate, free and synchronise"),
+    curves("bytes", "free_busy_us", "way", log="xy", title="free while a kernel runs (dotted)", lines={"y": "busy_us"}),
 )
 SMALL = {"sizes": (100, MIB), "busy_us": 200, "rounds": 1}
 SIGNATURES = {"spin": (spin, "int64, uint64[::1]")}

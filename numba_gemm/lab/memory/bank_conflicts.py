@@ -11,8 +11,8 @@ from numba import cuda, float32, uint32
 from numba_gemm.device.address import shared_address, shared_load1, shared_load2, shared_load4
 from numba_gemm.device.texture import cycles
 from numba_gemm.device.units import WARP
+from numba_gemm.lab.harness.drawing import bars, curves, panels
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import bars, curves, panels
 from numba_gemm.models import requests
 from numba_gemm.simulator.switch import device_function
 
@@ -172,7 +172,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 PLOT = panels(
-    curves("stride", "us", "width_bits", "stride > 0", "{} bits", log2="y", xlabel="stride in elements"),
+    curves("stride", "us", "width_bits", "stride > 0", "{} bits", log="y", xlabel="stride in elements"),
     bars("us", ["pattern", "width_bits"], "stride == 0", "{}, {} bits"),
 )
 SMALL: dict[str, Any] = {"strides": (1, 2, 32, 33), "patterns": ("broadcast", "multicast, pairs"), "turns": 2}

@@ -11,8 +11,8 @@ import pandas as pd
 from numba import cuda, float32, int32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
+from numba_gemm.lab.harness.drawing import bars, curves, panels, text
 from numba_gemm.lab.memory import machine, narrow_product
-from numba_gemm.lab.memory.drawing import bars, curves, panels, text
 from numba_gemm.lab.memory.narrow_product import W
 from numba_gemm.simulator import probe, scheduler
 
@@ -296,7 +296,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 PLOT = panels(
-    curves("block", "ns_a_turn", "barrier", "measurement == 'loop'", log2="xy", title="loop, by threads per block"),
+    curves("block", "ns_a_turn", "barrier", "measurement == 'loop'", log="xy", title="loop, by threads per block"),
     bars("ns_a_turn", ["measurement", "barrier"], "measurement not in ['loop', 'divergent']", xscale="log"),
     text(["barrier", "outcome"], "measurement == 'divergent'", title="under the scheduler"),
     columns=2,

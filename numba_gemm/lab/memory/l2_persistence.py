@@ -13,9 +13,9 @@ from cuda.bindings import driver
 from numba import cuda, uint32
 
 from numba_gemm.lab.harness.command import UsageError
+from numba_gemm.lab.harness.drawing import curves, panels
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import curves, panels
 from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from numba_gemm.lab.harness.drawing import bars, panels
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import bars, panels
 from numba_gemm.lab.memory.overlap import BLOCK, PERIOD, SIGNATURES, worker
 from numba_gemm.runtime.timing import Call
 

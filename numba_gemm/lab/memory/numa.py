@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from cuda.bindings import driver
 
+from numba_gemm.lab.harness.drawing import bars, panels
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine, movement, transfers
-from numba_gemm.lab.memory.drawing import bars, panels
 from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.device import current_device
 from numba_gemm.runtime.driver import call

@@ -14,8 +14,8 @@ import pandas as pd
 from numba import cuda
 
 from numba_gemm.device.units import ceil_div
+from numba_gemm.lab.harness.drawing import COLOURS, bars, curves, panels
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import COLOURS, bars, curves, panels
 from numba_gemm.runtime.timing import Call
 
 BLOCK = 256
@@ -366,7 +366,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 PLOT = panels(
-    curves("streams", "ms", "turns", "part == 'staged'", "{} turns", log2="x", title="staged"),
+    curves("streams", "ms", "turns", "part == 'staged'", "{} turns", log="x", title="staged"),
     timeline,
     bars("ms", ["streams"], "part == 'remainder'", "{:.0f} streams", title="remainder"),
     bars("ms", ["what"], "part not in ['staged', 'timeline', 'remainder']"),

@@ -11,8 +11,8 @@ from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import TileConfig
 from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
 from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.harness.drawing import bars, panels
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import bars, panels
 from numba_gemm.models import accuracy
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.launch import launch

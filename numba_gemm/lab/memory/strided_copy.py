@@ -9,8 +9,8 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
+from numba_gemm.lab.harness.drawing import curves, panels
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import curves, panels
 from numba_gemm.models import requests
 from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
@@ -122,7 +122,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-PLOT = panels(curves("stride", "gb_s", log2="xy", xlabel="stride in floats", ylabel="GB/s, read and written"))
+PLOT = panels(curves("stride", "gb_s", log="xy", xlabel="stride in floats", ylabel="GB/s, read and written"))
 SMALL = {"strides": (1, 2, 8, 32), "elements": 256, "rounds": 1}
 SIGNATURES = {"stride_copy": (stride_copy, "float32[::1], float32[::1], int64"), "number": (number, "float32[::1]")}
 ALLOWED: dict[str, Any] = {"elements": BLOCK}

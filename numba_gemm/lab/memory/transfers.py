@@ -18,8 +18,8 @@ from numba import cuda
 
 from numba_gemm.device.units import ceil_div
 from numba_gemm.lab.harness.command import UsageError
+from numba_gemm.lab.harness.drawing import curves, panels
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import curves, panels
 from numba_gemm.runtime import pinned_memory
 
 ITEM = 4
@@ -393,12 +393,10 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 COPIES = f"part == 'copy' and direction != {ON_HOST!r} and memory != {WRITE_COMBINED!r}"
 PLOT = panels(
-    curves(
-        "bytes", "gb_s", ["direction", "memory"], COPIES, log2="xy", lines={"y": "theoretical_gb_s"}, title="copies"
-    ),
-    curves("bytes", "us", "what", "part == 'pinning'", log2="xy", title="page-locking"),
-    curves("bytes", "us", ["what", "memory"], "part == 'packing'", log2="xy", title="small pieces"),
-    curves("count", "us", "what", "part == 'chain'", log2="xy", xlabel="steps", title="chains"),
+    curves("bytes", "gb_s", ["direction", "memory"], COPIES, log="xy", lines={"y": "theoretical_gb_s"}, title="copies"),
+    curves("bytes", "us", "what", "part == 'pinning'", log="xy", title="page-locking"),
+    curves("bytes", "us", ["what", "memory"], "part == 'packing'", log="xy", title="small pieces"),
+    curves("count", "us", "what", "part == 'chain'", log="xy", xlabel="steps", title="chains"),
     columns=2,
 )
 SMALL: dict[str, Any] = {"sizes": (4 << 10, 64 << 10, 1 << 20), "pinning_sizes": (64 << 10, 1 << 20), "pieces": 20}

@@ -9,8 +9,8 @@ from cuda.bindings import driver
 from numba import cuda, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
+from numba_gemm.lab.harness.drawing import bars, curves, panels
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import bars, curves, panels
 from numba_gemm.lab.memory.strided_copy import sectors_a_warp
 from numba_gemm.models import requests
 from numba_gemm.runtime.driver import call

@@ -1,4 +1,4 @@
-"""Panels of the laboratory's plots, described by columns: measurements solid, predictions dashed, in the same colour.
+"""Panels of experiments' plots, described by columns: measurements solid, predictions dashed, in the same colour.
 
 The predictions of a column ``gb_s`` are the columns ``predicted_gb_s`` and ``predicted_by_..._gb_s``. `rows` is a
 condition of ``DataFrame.query``.
@@ -22,7 +22,7 @@ Panel = Callable[["pd.DataFrame", "Axes"], None]
 
 # Palette of Okabe and Ito, distinguishable with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "black")
-MARKERS = "os^Dv<>"
+MARKERS = "os^Dv<>*"  # not as many as colours, so that each pair comes late again
 DASHES = ("--", ":")  # of predictions; a column has at most two
 UNITS = {"us": "µs", "gb_s": "GB/s", "tb_s": "TB/s", "tflop_s": "TFLOP/s"}
 EVERY = "index >= 0"  # condition of all rows
@@ -69,15 +69,16 @@ def curves(
     by: str | list[str] = "",
     rows: str = EVERY,
     label: str = "",
-    log2: str = "",
+    log: str = "",
     lines: Mapping[str, str] | None = None,
+    dashed: Mapping[str, str] | None = None,
     **labels: Any,
 ) -> Panel:
     """Return a panel with a curve of a column, and its predictions, for each group of rows.
 
-    `by` are the columns that tell curves apart, and `label` formats their values; the axes of `log2`, such as "xy", are
-    logarithmic; `lines` has columns whose values are marked by dotted lines, by axis; `labels` are properties of the
-    axes, as of ``Axes.set``.
+    `by` are the columns that tell curves apart, and `label` formats their values; the axes of `log`, such as "xy", are
+    logarithmic; `lines` has columns whose values are marked by dotted lines, by axis; `dashed` has columns that are
+    drawn instead of predictions, and their labels; `labels` are properties of the axes, as of ``Axes.set``.
     """
 
     def draw(frame: pd.DataFrame, axes: Axes) -> None:
@@ -85,17 +86,16 @@ def curves(
         for index, (values, at) in enumerate(shown.groupby(by, sort=False) if by else [("measured", shown)]):
             at, colour, marker = at.sort_values(x), COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
             axes.plot(at[x], at[y], color=colour, marker=marker, markersize=4, label=named(label, values))
-            for (column, said), dashes in zip(predictions(frame, y).items(), DASHES):
+            for (column, said), dashes in zip((dashed or predictions(frame, y)).items(), DASHES):
                 axes.plot(at[x], at[column], color=colour, linestyle=dashes, label=None if index else said)
         for axis, column in (lines or {}).items():
             for value in shown[column].dropna().unique():
                 (axes.axvline if axis == "x" else axes.axhline)(value, color="0.5", linestyle=":")
-        if "x" in log2:
+        if "x" in log:
             axes.set_xscale("log", base=2)
-        if "y" in log2:
-            axes.set_yscale("log", base=2)
-            axes.yaxis.set_major_formatter("{x:g}")
-        axes.set(**{"xlabel": titled(x), "ylabel": titled(y)} | ({} if "y" in log2 else {"ylim": (0, None)}) | labels)
+        if "y" in log:
+            axes.set_yscale("log")
+        axes.set(**{"xlabel": titled(x), "ylabel": titled(y)} | ({} if "y" in log else {"ylim": (0, None)}) | labels)
 
     return draw
 
