@@ -3,8 +3,6 @@
 It needs a GPU of compute capability 9.0, and PyTorch for cuBLAS.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,8 +15,8 @@ from numba_gemm.gemm.precision import IEEE, runnable
 from numba_gemm.lab.bench.buffers import DeviceBuffers, Reference, TorchLibrary
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS
-from numba_gemm.lab.harness.drawing import curves, panels
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable
+from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.runtime.device import current_device, device_properties
 
 Matrices = tuple[np.ndarray, np.ndarray]

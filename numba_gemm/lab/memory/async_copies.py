@@ -12,8 +12,8 @@ from numba_gemm.device.async_copy import commit_group, cp_async4, cp_async8, cp_
 from numba_gemm.device.texture import cycles
 from numba_gemm.device.units import ceil_div
 from numba_gemm.device.vector import load4, store4
-from numba_gemm.lab.harness.drawing import curves, panels
 from numba_gemm.lab.harness.experiment import number
+from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine
 from numba_gemm.simulator.switch import device_function
 

@@ -11,7 +11,7 @@ from numba import cuda, float32, uint32
 from numba_gemm.device.address import shared_address, shared_load1, shared_load2, shared_load4
 from numba_gemm.device.texture import cycles
 from numba_gemm.device.units import WARP
-from numba_gemm.lab.harness.drawing import bars, curves, panels
+from numba_gemm.lab.harness.pictures import bars, curves, panels
 from numba_gemm.lab.memory import machine
 from numba_gemm.models import requests
 from numba_gemm.simulator.switch import device_function

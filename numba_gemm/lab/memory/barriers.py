@@ -11,7 +11,7 @@ import pandas as pd
 from numba import cuda, float32, int32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
-from numba_gemm.lab.harness.drawing import bars, curves, panels, text
+from numba_gemm.lab.harness.pictures import bars, curves, panels, text
 from numba_gemm.lab.memory import machine, narrow_product
 from numba_gemm.lab.memory.narrow_product import W
 from numba_gemm.simulator import probe, scheduler

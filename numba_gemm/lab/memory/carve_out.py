@@ -15,8 +15,8 @@ from numba_gemm.device.units import FLOAT32_BYTES, ceil_div
 from numba_gemm.gemm.occupancy import Occupancy
 from numba_gemm.gemm.occupancy import occupancy as occupancy_of
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.lab.harness.drawing import curves, panels
 from numba_gemm.lab.harness.experiment import Unavailable
+from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.models.occupancy import LIMITS, occupancy
 from numba_gemm.models.roofline import gemm_flops

@@ -8,7 +8,7 @@ import pandas as pd
 from numba import cuda, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
-from numba_gemm.lab.harness.drawing import bars, panels
+from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine
 from numba_gemm.models import requests
 

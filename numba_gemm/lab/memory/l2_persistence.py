@@ -13,8 +13,8 @@ from cuda.bindings import driver
 from numba import cuda, uint32
 
 from numba_gemm.lab.harness.command import UsageError
-from numba_gemm.lab.harness.drawing import curves, panels
 from numba_gemm.lab.harness.experiment import Unavailable
+from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
@@ -45,11 +45,6 @@ class Window:
     size: int
     hit_ratio: float
 
-    @property
-    def marked(self) -> int:
-        """Bytes marked as persisting."""
-        return round(self.size * self.hit_ratio)
-
 
 def window_of(kind: str, region: int, set_aside: int, largest: int) -> tuple[Window, bool]:
     """Return one of `WINDOWS` for a region in bytes, and True if the device's limit made it smaller."""
@@ -62,7 +57,7 @@ def window_of(kind: str, region: int, set_aside: int, largest: int) -> tuple[Win
 
 def staying(window: Window, region: int, set_aside: int, l2: int) -> float:
     """Fraction of a region that stays in an L2 cache of two partitions until its next use; sizes are in bytes."""
-    marked, outside = window.marked, region - window.size
+    marked, outside = round(window.size * window.hit_ratio), region - window.size
     kept = marked if marked <= set_aside else 0
     left = (l2 - min(marked, set_aside)) // PARTITIONS
     if outside + region <= left:  # the part outside of the window, and the stream that passes meanwhile

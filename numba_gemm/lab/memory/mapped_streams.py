@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from numba_gemm.lab.harness.drawing import bars, panels
+from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.overlap import BLOCK, PERIOD, SIGNATURES, worker
 from numba_gemm.runtime.timing import Call
@@ -84,8 +84,7 @@ def mapped_streams(
             kernel_ms = measured_ms([[worker(x, out, each)]])
             for way, count in [(STAGED, count) for count in streams] + [(way, 1) for way in (READ, WRITTEN, MAPPED)]:
                 ms = measured_ms(steps(way, hosts, devices, count, each))
-                if not np.array_equal(result, source + each):
-                    raise AssertionError(f"{way}, {count} streams, {each} turns: the result is wrong")
+                assert np.array_equal(result, source + each), f"{way}, {count} streams, {each} turns: it is wrong"
                 predicted, size = predicted_ms(way, count, there_ms, back_ms, kernel_ms), 2 * source.nbytes
                 yield (
                     {"way": way, "streams": count, "turns": each, "there_ms": there_ms, "back_ms": back_ms}
@@ -117,7 +116,6 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 PLOT = panels(bars("ms", ["turns", "way", "streams"], label="{} turns, {}, {} streams"))
 SMALL = {"elements": 1 << 16, "turns": (1, 2), "streams": (1, 2), "rounds": 1}
-ALLOWED: dict[str, Any] = {"elements": BLOCK}
 EXPERIMENT = machine.experiment(
-    mapped_streams, "9.1.3", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
+    mapped_streams, "9.1.3", claims, PLOT, SMALL, SIGNATURES, allowed={"elements": BLOCK}, unavailable=machine.NO_DRIVER
 )

@@ -17,7 +17,7 @@ from numba import cuda, float32, uint32, uint64
 from numba_gemm.device.texture import cycles, nanoseconds, texel
 from numba_gemm.device.units import WARP, ceil_div
 from numba_gemm.lab.bench import ceilings
-from numba_gemm.lab.harness.drawing import bars, panels
+from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine
 from numba_gemm.runtime.driver import call
 from numba_gemm.simulator.switch import device_function

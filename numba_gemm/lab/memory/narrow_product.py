@@ -8,7 +8,7 @@ import pandas as pd
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES
-from numba_gemm.lab.harness.drawing import bars, panels
+from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine
 from numba_gemm.models.accesses import Access
 from numba_gemm.models.requests import SECTOR_BYTES
@@ -171,5 +171,4 @@ PLOT = panels(
 )
 SMALL = {"m": 64, "n": 32, "rounds": 1}
 SIGNATURES = {name: (kernel, "float32[:, ::1], float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()}
-ALLOWED: dict[str, Any] = {"m": W, "n": W}
-EXPERIMENT = machine.experiment(narrow_product, "9.2.3.2", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED)
+EXPERIMENT = machine.experiment(narrow_product, "9.2.3.2", claims, PLOT, SMALL, SIGNATURES, allowed={"m": W, "n": W})

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 from cuda.bindings import driver
 
-from numba_gemm.lab.harness.drawing import bars, panels
 from numba_gemm.lab.harness.experiment import Unavailable
+from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine, movement, transfers
 from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.device import current_device
@@ -142,8 +142,7 @@ def measure(memory: str, source: Any, target: Any, near: Any, stream: int, round
             transfers.TO_HOST: lambda: movement.copy(target, near, source.nbytes, stream),
         }
         times = {direction: movement.median_ms([stream], copy, rounds) for direction, copy in work.items()}
-    if not np.array_equal(target, source):
-        raise AssertionError(f"{memory}: what was copied is wrong")
+    assert np.array_equal(target, source), f"{memory}: what was copied is wrong"
     return times
 
 

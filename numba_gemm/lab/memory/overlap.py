@@ -1,6 +1,5 @@
 """Copies, kernels and host code overlap if they use different streams and page-locked memory."""
 
-import contextlib
 import functools
 import itertools
 import statistics
@@ -14,7 +13,7 @@ import pandas as pd
 from numba import cuda
 
 from numba_gemm.device.units import ceil_div
-from numba_gemm.lab.harness.drawing import COLOURS, bars, curves, panels
+from numba_gemm.lab.harness.pictures import COLOURS, bars, curves, panels
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.runtime.timing import Call
 
@@ -129,8 +128,7 @@ class Bench:
         movement.finish(self.streams[0])
         np.subtract(self.result, self.source, out=self.result)  # in place, which saves touching more memory
         added, others = np.split(self.result, [elements or self.source.size])
-        if not ((added == turns).all() and np.isnan(others).all()):
-            raise AssertionError(f"{what}: the result is wrong")
+        assert np.append(added == turns, np.isnan(others)).all(), f"{what}: the result is wrong"
 
     def parts(self, elements: int, count: int, turns: int) -> list[tuple[Call, Call]]:
         """Return the calls that copy and compute each piece."""
@@ -174,7 +172,7 @@ def measure_staged(bench: Bench, part: str, elements: int, turns: Sequence[int],
 def measure_timeline(bench: Bench) -> Rows:
     """Yield start and end of each copy and kernel of one staged run."""
     parts = bench.parts(bench.source.size, TIMELINE_STREAMS, bench.turns)
-    with contextlib.closing(movement.Events()) as events:
+    with movement.Events() as events:
         for _ in range(2):  # the first run only creates the events
             bench.clear()
             events.record("start", bench.streams[0])
@@ -221,8 +219,7 @@ def measure_host(bench: Bench, host_turns: int) -> Rows:
         counter[:] = -1
         ms = movement.host_us(functools.partial(run, copy, wait), bench.rounds) / 1e3
         bench.check(bench.turns, what)
-        if not (counter == host_turns).all():
-            raise AssertionError(f"{what}: the host's result is wrong")
+        assert (counter == host_turns).all(), f"{what}: the host's result is wrong"
         others = {"transfer_ms": copying, "host_ms": host, "returned_ms": statistics.median(returned[-bench.rounds :])}
         yield bench.row("host", what, 1, ms, predicted, **others, sum_ms=copying + kernel + host)
 

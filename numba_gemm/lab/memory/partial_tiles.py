@@ -11,7 +11,7 @@ from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import TileConfig
 from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.harness.drawing import bars, panels
+from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine
 from numba_gemm.models import accuracy
 from numba_gemm.models.roofline import gemm_flops
@@ -81,5 +81,4 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 PLOT = panels(bars("tflop_s", ["extent", "tile"], label="{} cubed, tiles of {}"))
 SMALL = {"extents": (32,), "rounds": 1}
-ALLOWED: dict[str, Any] = {"extents": max(CONFIGS)}
-EXPERIMENT = machine.experiment(partial_tiles, "9.2.3.2", claims, PLOT, SMALL, {}, allowed=ALLOWED)
+EXPERIMENT = machine.experiment(partial_tiles, "9.2.3.2", claims, PLOT, SMALL, {}, allowed={"extents": max(CONFIGS)})

@@ -82,5 +82,4 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 SMALL = {"m": 64, "rounds": 1}
 SIGNATURES = {name: (kernel, "float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()}
-ALLOWED: dict[str, Any] = {"m": W}
-EXPERIMENT = machine.experiment(product_with_transpose, "9.2.3.3", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED)
+EXPERIMENT = machine.experiment(product_with_transpose, "9.2.3.3", claims, PLOT, SMALL, SIGNATURES, allowed={"m": W})

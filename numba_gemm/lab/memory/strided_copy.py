@@ -9,7 +9,7 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
-from numba_gemm.lab.harness.drawing import curves, panels
+from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine
 from numba_gemm.models import requests
 from numba_gemm.runtime.driver import call

@@ -1,7 +1,4 @@
-"""A copy between host and device approaches the link's speed only if it is large and its memory page-locked.
-
-One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
-"""
+"""A copy between host and device approaches the link's speed only if it is large and its memory page-locked."""
 
 import contextlib
 import itertools
@@ -18,7 +15,7 @@ from numba import cuda
 
 from numba_gemm.device.units import ceil_div
 from numba_gemm.lab.harness.command import UsageError
-from numba_gemm.lab.harness.drawing import curves, panels
+from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.runtime import pinned_memory
 
@@ -114,10 +111,8 @@ def both_ends_us(make: Callable[[], AbstractContextManager[object]], rounds: int
 
 def check(found: np.ndarray, expected: np.ndarray, what: str) -> None:
     """Raise AssertionError unless the copied data are as expected, and the memory behind them is unchanged."""
-    if not np.array_equal(found[: len(expected)], expected):
-        raise AssertionError(f"{what}: what was copied is wrong")
-    if not (found[len(expected) :] == UNTOUCHED).all():
-        raise AssertionError(f"{what}: more was written than was to be copied")
+    assert np.array_equal(found[: len(expected)], expected), f"{what}: what was copied is wrong"
+    assert (found[len(expected) :] == UNTOUCHED).all(), f"{what}: more was written than was to be copied"
 
 
 def measure_copies(sizes: Sequence[int], rounds: int) -> pd.DataFrame:
@@ -275,8 +270,7 @@ def measure_chain(steps: Sequence[int], size: int, known: Mapping[str, float], r
             result[:] = -1
             chain = movement.in_sequence([begin, *trip, *[again, *trip] * (trips - 1)])
             us = 1e3 * movement.call_ms(chain, stream, rounds)
-            if not np.array_equal(result, start + np.float32(count)):
-                raise AssertionError(f"a chain of {count} steps, {what}: the result is wrong")
+            assert np.array_equal(result, start + np.float32(count)), f"a chain of {count} steps, {what}: it is wrong"
             latencies = known[PINNED] + known["back"]
             predicted = chain_us(trips, count, size, latencies, known["link"], known["device"])
             row = {"part": "chain", "what": what, "memory": PINNED, "bytes": size, "count": count}

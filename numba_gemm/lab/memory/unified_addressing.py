@@ -12,7 +12,7 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES
-from numba_gemm.lab.harness.drawing import bars, panels, text
+from numba_gemm.lab.harness.pictures import bars, panels, text
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.device import current_device, device_count

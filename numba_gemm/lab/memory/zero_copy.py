@@ -9,7 +9,7 @@ from cuda.bindings import driver
 from numba import cuda, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
-from numba_gemm.lab.harness.drawing import bars, curves, panels
+from numba_gemm.lab.harness.pictures import bars, curves, panels
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.strided_copy import sectors_a_warp
 from numba_gemm.models import requests
@@ -105,9 +105,7 @@ def zero_copy(
 
 
 def row_of(way: str, passes: int, stride: int, size: int, ms: float, copy_ms: float) -> dict[str, Any]:
-    predicted = copy_ms
-    if way != "copy":
-        predicted = predicted_ms(way, passes, stride, size, 1e3 * size / copy_ms, machine.ceilings()[0].dram)
+    predicted = predicted_ms(way, passes, stride, size, 1e3 * size / copy_ms, machine.ceilings()[0].dram)
     return (
         {"way": way, "passes": passes, "stride": stride, "mib": size / MIB}
         | {"crossing_mib": crossing_bytes(way, passes, stride, size) / MIB, "ms": ms, "gb_s": passes * size / ms / 1e6}
