@@ -35,7 +35,7 @@ def save_targets(folder, environment=ENVIRONMENT, **changes):
             {"group": "host", "case": verdicts.host_name(way, "ieee"), **Shape(64, 64, 64)._asdict(), "target": 1.0}
             | {"baseline": results.CUBLAS, "status": status, "us": 9.0, "ratio": 0.9 if status == "ok" else math.nan}
         )
-    frame = verdicts.frame_of([row | changes for row in rows])
+    frame = pd.DataFrame([row | changes for row in rows])
     files = (frame, verdicts.summary(frame, ("vector", "host"), 2048))
     texts = dict(zip(("targets.csv", TARGETS.summary_file), map(command.csv_text, files)))
     command.write_files(folder, {**texts, "targets.json": command.json_text(environment)})

@@ -601,7 +601,7 @@ class TestVerdicts:
 
     def test_numba_arrays_are_judged_on_the_host(self):
         """The library that allocates if neither CuPy nor PyTorch is installed."""
-        buffers = DeviceBuffers.random(NumbaLibrary(cuda), Shape(6, 5, 7), 3)
+        buffers = DeviceBuffers.random(NumbaLibrary(), Shape(6, 5, 7), 3)
         a, b = (buffers.library.to_host(array) for array in (buffers.a, buffers.b))
         reference = Reference(buffers)
         product = a @ b

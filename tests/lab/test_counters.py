@@ -19,7 +19,7 @@ from numba_gemm.device.access import ACCESSES
 from numba_gemm.kernels.ladder import STAGES, TileConfig
 from numba_gemm.kernels.ladder.stage import Variant
 from numba_gemm.lab.__main__ import main
-from numba_gemm.lab.bench import buffers, counters
+from numba_gemm.lab.bench import counters
 from numba_gemm.lab.bench.buffers import HostLibrary
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.harness import environment, runner
@@ -166,12 +166,12 @@ class TestSourcePage:
         ],
     )
     def test_verdict(self, text, stages, kept):
-        claims = counters.claims(wavefronts(text, stages))
+        claims = counters.SHARED_WAVEFRONTS.claims(wavefronts(text, stages))
         assert claims == {"conflict_free has at most 1 % excess shared wavefronts": kept}
 
     def test_no_verdict_of_other_stages(self):
         text = SOURCE.replace(NAME["conflict_free"], NAME["naive"])
-        assert counters.claims(wavefronts(text, [STAGES["naive"]])) == {}
+        assert counters.SHARED_WAVEFRONTS.claims(wavefronts(text, [STAGES["naive"]])) == {}
 
 
 class TestRawPage:
@@ -363,8 +363,8 @@ class TestCommand:
             launched.append(stage.name)
             columns[stage.name] = b.cols, c.cols
 
-        monkeypatch.setattr("numba_gemm.runtime.launch.launch", launch)
-        monkeypatch.setattr(buffers, "choose_library", lambda simulated: HostLibrary())
+        monkeypatch.setattr(counters, "launch", launch)
+        monkeypatch.setattr(counters, "choose_library", lambda simulated: HostLibrary())
         counters.launch_each([STAGES[name] for name in ("naive", "thin", "stream_k")], Shape(8, 8, 8))
         assert launched == ["naive", "thin", "stream_k"]
         few = STAGES["thin"].configs[0].BN

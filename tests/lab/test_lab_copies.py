@@ -38,7 +38,7 @@ from numba_gemm.lab.memory.transfers import (
     link_gb_s,
     packed_us,
 )
-from numba_gemm.runtime import pinned_memory
+from numba_gemm.runtime import pinned_memory, timing
 
 simulator = pytest.mark.simulator
 
@@ -430,7 +430,7 @@ def pretend(monkeypatch):
         monkeypatch.setattr(machine, "verify", np.testing.assert_array_equal)
         monkeypatch.setattr(movement, "mapped", lambda host: host)
         monkeypatch.setattr(transfers, "link", lambda: (5, 16))
-        for module in (movement, overlap, transfers):
+        for module in (timing, overlap, transfers):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=device.clock))
         monkeypatch.setattr(transfers, "np", HostCopies(device))
 
@@ -720,7 +720,7 @@ def test_pictures_of_frames_read_back(pretend, experiment):
     pretend(call_ms=1e-6 if experiment is overlap else 0.002)
     frame = experiment.EXPERIMENT.frame(**(OVERLAP if experiment is overlap else TRANSFERS))
     figure = figures.Figure(figsize=(9, 5), layout="constrained")
-    experiment.plot(back_from_csv(frame), figure)
+    experiment.EXPERIMENT.plot(back_from_csv(frame), figure)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=50)
     assert len(file.getvalue()) > 5000

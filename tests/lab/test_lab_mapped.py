@@ -337,8 +337,8 @@ def test_claims_of_unified_addressing_can_fail():
 def test_one_device_is_drawn_with_the_reason():
     figure = pytest.importorskip("matplotlib.figure").Figure()
     reason = {"part": unified_addressing.COPIES, "name": "unavailable", "note": "one device"}
-    unified_addressing.plot(unified_frame([*pointer_rows(True), reason]), figure)
-    assert [text.get_text() for text in figure.axes[1].texts] == ["one device"]
+    unified_addressing.EXPERIMENT.plot(unified_frame([*pointer_rows(True), reason]), figure)
+    assert [text.get_text() for text in figure.axes[1].get_yticklabels()] == ["unavailable, one device"]
 
 
 # --------------------------------------------------------------------------------------------------------- carve-out

@@ -141,7 +141,7 @@ def test_the_page_is_what_was_recorded(tmp_path, capsys):
 
 def test_every_module_is_listed():
     here = Path(machine.__file__).parent
-    others = {"__init__", "drawing", "machine", "movement"}
+    others = {"__init__", "machine", "movement"}
     assert {path.stem for path in here.glob("*.py")} - others == set(MEMORY)
 
 

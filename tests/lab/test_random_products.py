@@ -32,6 +32,11 @@ def test_claims_about_random_shapes(ieee, auto, bf16x6, held):
     assert [bool(pd.Series(value).all()) for value in random_products.claims_of_random(frame).values()] == held
 
 
+def test_router_gates_take_any_number_of_extents():
+    for given in ("64", "64,256", "64,256,768"):
+        assert random_products.ROUTER_GATES.parameters["n"].parse(given) == tuple(map(int, given.split(",")))
+
+
 @pytest.mark.parametrize(("ratios", "error", "held"), [((1.0, 2.0), 1.0, [True] * 3), ((0.9, 1.9), 1.1, [False] * 3)])
 def test_claims_about_router_gates(ratios, error, held):
     frame = pd.DataFrame({"m": [1, 512], "auto_ratio": ratios, "fp32_auto_error": error, "cuBLAS_error": 1.0})

@@ -24,17 +24,19 @@ from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.nvml import ClockSamples
 from numba_gemm.runtime.timing import Samples
 
+COLUMNS = ["group", "case", "m", "n", "k", "layout", "batch", "us", "tflops", "baseline", "baseline_us", "ratio"]
+COLUMNS += ["target", "status", "error_in_bounds", "rounds", "sm_clock_mhz", "throttle", "note"]
 LATEST = Path(__file__).parents[2] / "results" / "h200" / "latest"
 
 
 def target_row(group="seed", case="x", m=4096, ratio=1.05, target=1.0, **changes):
-    row = dict.fromkeys(verdicts.COLUMNS, math.nan)
+    row = dict.fromkeys(COLUMNS, math.nan)
     row |= {"group": group, "case": case, "m": m, "n": m, "k": m, "us": 5.0, "baseline": CUBLAS}
     return row | {"ratio": ratio, "target": target, "status": OK, "note": ""} | changes
 
 
 def judged(rows, *groups):
-    frame = verdicts.summary(verdicts.frame_of(rows), groups, FULL.large)
+    frame = verdicts.summary(pd.DataFrame(rows, columns=COLUMNS), groups, FULL.large)
     return frame.set_index(["what", "statistic"])
 
 
@@ -180,12 +182,12 @@ class TestVerdicts:
 
     def test_row_compares_work_a_microsecond(self):
         case = Case("vector", "x", Shape(2, 3, 4), lambda rig: {}, (COPY, CUBLAS), target=0.85)
-        contenders = {name: Contender([], work) for name, work in [(OURS, 10.0), (COPY, 40.0), (CUBLAS, 10.0)]}
-        outcomes = {name: Outcome(samples=Samples(np.array([us]))) for name, us in ((OURS, 2.0), (COPY, 4.0))}
+        measured = ((OURS, 10.0, 2.0), (COPY, 40.0, 4.0))
+        outcomes = {name: Outcome(samples=Samples(np.array([us])), work=work) for name, work, us in measured}
         outcomes[CUBLAS] = Outcome(status=WRONG, note="half of it")
         clocks = ClockSamples()
-        copy, cublas = (shared.row(case, contenders, outcomes, name, clocks) for name in (COPY, CUBLAS))
-        assert list(copy) == list(verdicts.COLUMNS)
+        copy, cublas = (shared.row(case, outcomes, name, clocks) for name in (COPY, CUBLAS))
+        assert list(copy) == COLUMNS
         assert copy["ratio"] == 0.5
         assert copy["target"] == 0.85
         assert math.isnan(cublas["target"])
@@ -296,7 +298,7 @@ class TestMeasurement:
             rows = shared.measure(rig, case)
             assert [row["baseline"] for row in rows] == list(case.baselines)
             for row in rows:
-                assert list(row) == list(verdicts.COLUMNS)
+                assert list(row) == COLUMNS
                 if row["status"] == OK:
                     assert row["us"] > 0
                     assert row["ratio"] > 0
@@ -314,7 +316,7 @@ class TestCommandLine:
         arguments = ["--tiny", "--only=random,seed", "--shapes=2", "--seed=5", f"--out={tmp_path / 'new'}"]
         status = main(["targets", *arguments, "--commit=0123456"])
         frame = pd.read_csv(tmp_path / "new" / "targets.csv")
-        assert list(frame.columns) == list(verdicts.COLUMNS)
+        assert list(frame.columns) == COLUMNS
         assert list(frame["group"]) == ["seed", "seed", "random", "random"]
         assert set(frame["status"]) == {OK}
         shapes = [Shape(*row) for row in frame[frame["group"] == "random"][["m", "n", "k"]].to_numpy().tolist()]
@@ -361,7 +363,7 @@ class TestCommandLine:
             next(experiment.targets(tiny=True))
 
     def test_group_that_was_not_completed_is_not_judged(self):
-        frame = verdicts.frame_of([target_row("seed"), target_row("cubes")])
+        frame = pd.DataFrame([target_row("seed"), target_row("cubes")])
         assert len(experiment.judged(frame)) == 5
         frame.attrs = {"groups": ("seed",), "large": 2048}
         assert set(experiment.claims(frame)) == {

@@ -926,14 +926,15 @@ def test_the_bits_of_the_same_products_on_the_device(precision, layout, kind):
 @pytest.mark.alone
 @pytest.mark.parametrize("precision", ["ieee", "bf16x6"])
 def test_memory_stays_below_the_limit(precision):
-    from numba_gemm.lab.bench.streamed import MemoryWatch
+    from numba_gemm.lab.bench.streamed import taken, watched
 
     limit, a, b = 64 << 20, rng.random((4096, 4096), np.float32), rng.random((4096, 4096), np.float32)
     streamed_sgemm(a, b, memory_limit=limit, precision=precision)  # kernels are loaded
-    with MemoryWatch(0, 0.0005) as watch:
+    before = taken(0)
+    with watched(0, 0.0005) as peak:
         streamed_sgemm(a, b, memory_limit=limit, precision=precision)
-    assert 0 < watch.most <= limit
-    assert watch.taken() <= watch.before
+    assert 0 < peak[0] <= limit
+    assert taken(0) <= before
 
 
 @pytest.mark.gpu

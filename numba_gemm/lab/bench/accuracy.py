@@ -3,10 +3,8 @@
 It needs a GPU of compute capability 9.0, and PyTorch for cuBLAS.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,17 +16,14 @@ from numba_gemm.lab.bench.buffers import DeviceBuffers, Reference, TorchLibrary
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable
+from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.runtime.device import current_device, device_properties
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Matrices = tuple[np.ndarray, np.ndarray]
 Generator = np.random.Generator
 Distribution = Callable[[Generator, int, int, int], Matrices]
 
 KS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-COLUMNS = 2  # panels per row of the plot
 EXTENT = 512  # M and N; for smaller ones cuBLAS splits the sums
 
 
@@ -95,39 +90,21 @@ def accuracy(extent: int = EXTENT, seed: int = 1) -> Iterator[dict[str, Any]]:
     yield from measured(KS, extent, seed, (IEEE, *(name for name in precisions if name != IEEE)))
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot median (solid) and maximum (dashed) errors against K, one panel per distribution."""
-    from matplotlib import colormaps
-
-    names, precisions = frame["distribution"].unique(), frame["precision"].unique()
-    axes = figure.subplots(ceil_div(len(names), COLUMNS), COLUMNS, sharex=True, squeeze=False)
-    colours = colormaps["tab10"](range(10))
-    for axis, name in zip(axes.flat, names, strict=False):
-        for i, precision in enumerate(precisions):
-            rows = frame[(frame["distribution"] == name) & (frame["precision"] == precision)].sort_values("k")
-            look = {"color": "black" if precision == CUBLAS else colours[i], "linewidth": 1.4}
-            axis.plot(rows["k"], rows["median"].clip(lower=1e-12), label=precision, **look)
-            axis.plot(rows["k"], rows["max"].clip(lower=1e-12), linestyle="--", **look)
-        axis.set(title=name.replace("_", " "), yscale="log", xlabel=f"K, M = N = {frame['m'].max()}")
-        axis.set_xscale("log", base=2)
-        axis.grid(True, alpha=0.2)
-        axis.tick_params(labelbottom=True)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("error / (|A| @ |B|)")
-    for axis in list(axes.flat)[len(names) :]:
-        axis.axis("off")
-    title = "solid: median, dashed: largest"
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower right", bbox_to_anchor=(0.93, 0.04), title=title)
-
-
 def medians(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the median errors, one column per precision."""
     return frame.pivot_table(index=["distribution", "k"], columns="precision", values="median").reset_index()
 
 
+LOOK: dict[str, Any] = {"log": "xy", "dashed": {"max": "largest"}, "ylabel": "median of error / (|A| @ |B|)"}
 EXPERIMENT = Experiment(
     run=accuracy,
-    plot=plot,
+    plot=panels(
+        *(
+            curves("k", "median", "precision", f"distribution == {name!r}", **LOOK, title=name.replace("_", " "))
+            for name in DISTRIBUTIONS
+        ),
+        columns=2,
+    ),
     needs=("gpu", "torch"),
     unavailable="the simulator has no tensor cores, and no cuBLAS to compare with",
     summary=medians,

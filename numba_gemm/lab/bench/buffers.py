@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numba import cuda
 
+from numba_gemm.arrays import describe
 from numba_gemm.arrays.streams import cupy_stream
 from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.bench.cases import Shape
@@ -32,7 +34,9 @@ class HostLibrary:
     """NumPy: arrays of the simulator, and the reference's arithmetic if no GPU library is installed."""
 
     name = "numpy"
-    xp: Any = np  # a module with NumPy's functions
+
+    def __init__(self, xp: Any = np) -> None:
+        self.xp = xp  # a module with NumPy's functions
 
     def from_host(self, host: np.ndarray) -> Any:
         return host.copy()
@@ -48,9 +52,6 @@ class HostLibrary:
 
     def fill_nan(self, array: Any) -> None:
         array.fill(np.nan)
-
-    def address(self, array: Any) -> int:
-        return int(array.ctypes.data)
 
     # Arithmetic of the reference. `computable` returns an array with Python's operators.
     def computable(self, array: Any) -> Any:
@@ -77,13 +78,8 @@ class HostLibrary:
 class DeviceLibrary(HostLibrary):
     """Common part of the GPU libraries."""
 
-    def address(self, array: Any) -> int:
-        return int(array.__cuda_array_interface__["data"][0])
-
     @contextmanager
     def stream(self) -> Iterator[int]:
-        from numba import cuda
-
         stream = cuda.stream()
         handle = int(stream)
         with ExitStack() as current:
@@ -100,9 +96,6 @@ class CupyLibrary(DeviceLibrary):
 
     name = "cupy"
 
-    def __init__(self, cupy: Any) -> None:
-        self.xp = cupy
-
     def from_host(self, host: np.ndarray) -> Any:
         return self.xp.asarray(host)
 
@@ -117,9 +110,6 @@ class TorchLibrary(DeviceLibrary):
     """PyTorch CUDA tensors."""
 
     name = "torch"
-
-    def __init__(self, torch: Any) -> None:
-        self.xp = torch
 
     def from_host(self, host: np.ndarray) -> Any:
         return self.xp.from_numpy(host).to("cuda", copy=True)
@@ -142,17 +132,14 @@ class NumbaLibrary(DeviceLibrary):
 
     name = "numba"
 
-    def __init__(self, cuda: Any) -> None:
-        self.cuda = cuda
-
     def from_host(self, host: np.ndarray) -> Any:
-        return self.cuda.to_device(host)
+        return cuda.to_device(host)
 
     def to_host(self, array: Any) -> np.ndarray:
         return array if isinstance(array, np.ndarray) else array.copy_to_host()  # `computable` returns host arrays
 
     def empty(self, rows: int, cols: int) -> Any:
-        return self.cuda.device_array((rows, cols), np.float32)
+        return cuda.device_array((rows, cols), np.float32)
 
     def copy_from_host(self, host: np.ndarray, array: Any) -> None:
         array.copy_to_device(host)
@@ -185,9 +172,7 @@ def choose_library(simulated: bool) -> HostLibrary:
         return CupyLibrary(cupy)
     if (torch := optional("torch")) is not None:
         return TorchLibrary(torch)
-    from numba import cuda
-
-    return NumbaLibrary(cuda)
+    return NumbaLibrary()
 
 
 @contextmanager
@@ -241,13 +226,9 @@ class DeviceBuffers:
     @functools.cached_property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
         """A, B and C as arguments of the launcher."""
-
-        def matrix(array: Any) -> Matrix:
-            rows, cols = (int(extent) for extent in array.shape)
-            strides = FLOAT32_BYTES * cols, FLOAT32_BYTES
-            return Matrix(self.library.address(array), rows, cols, *strides, device=current_device(), owner=array)
-
-        return matrix(self.a), matrix(self.b), matrix(self.c)
+        found = (describe(name, array, None) for name, array in zip("abc", (self.a, self.b, self.c)))
+        a, b, c = (one.matrix(current_device(), one.pointer, one.shape, one.strides) for one in found)
+        return a, b, c
 
     def views(self, library: Any) -> tuple[Any, ...]:
         """A, B and C as arrays of CuPy or PyTorch that share their memory."""

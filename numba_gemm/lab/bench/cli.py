@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from numba_gemm.lab.harness.runner import run
 
     out, commit = options.pop("out"), options.pop("commit")
-    report = Report.of(options.pop("compare"), options.pop("model"), options.pop("ceilings"), options.pop("plot"))
+    report = Report(options.pop("compare"), options.pop("model"), options.pop("ceilings"), options.pop("plot"))
     EXPERIMENT.run(**options)  # checks them; nothing is measured before the first result is asked for
     experiment = replace(EXPERIMENT, report=report, claims=report.claims)
     return RIGHT if run(experiment, options, out=out, commit=commit) else WRONG

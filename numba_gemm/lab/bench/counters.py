@@ -4,8 +4,6 @@
 tile has. A wavefront is a cycle of shared memory.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -16,15 +14,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import LadderStage
+from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
 from numba_gemm.lab.bench.cases import Shape, parse_shape
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable
-
-if TYPE_CHECKING:
-    from numba_gemm.kernels.ladder.stage import LadderStage
+from numba_gemm.runtime.device import current_device, device_properties, synchronize
+from numba_gemm.runtime.launch import launch
 
 TOTAL = "total"  # value of the column `op` in the row with a stage's total
 
@@ -216,9 +216,6 @@ def profile(page: Sequence[str], stages: Sequence[LadderStage], shape: Shape) ->
 
 def chosen_stages(names: Sequence[str] = ()) -> list[LadderStage]:
     """Return the stages of these names, by default all, that the current GPU can run; print the others."""
-    from numba_gemm.kernels.ladder import STAGES
-    from numba_gemm.runtime.device import current_device, device_properties
-
     if unknown := [name for name in names if name not in STAGES]:
         raise CountersError(f"unknown stage {', '.join(unknown)}; known are {', '.join(STAGES)}")
     stages = [STAGES[name] for name in dict.fromkeys(names or STAGES)]
@@ -261,20 +258,15 @@ def shared_wavefronts(shape: Shape = DEFAULT_SHAPE, stages: Sequence[str] = ()) 
     return measured(SOURCE_PAGE, read_wavefronts, shape, stages)
 
 
-def claims(wavefronts: pd.DataFrame) -> dict[str, bool]:
+def claims(wavefronts: pd.DataFrame) -> dict[str, Any]:
     """Check that `conflict_free` has no bank conflicts, if it was measured."""
     totals = wavefronts[(wavefronts["op"] == TOTAL) & (wavefronts["stage"] == BOUNDED_STAGE)]
     sentence = f"{BOUNDED_STAGE} has at most {MOST_EXCESS_PERCENT:g} % excess shared wavefronts"
-    # False for NaN.
-    return {sentence: bool((totals["excess_percent"] <= MOST_EXCESS_PERCENT).all())} if len(totals) else {}
+    return {sentence: totals["excess_percent"] <= MOST_EXCESS_PERCENT}  # not for NaN
 
 
 def launch_each(stages: Iterable[LadderStage], shape: Shape) -> None:
     """Launch every stage once, in the process that ncu observes."""
-    from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
-    from numba_gemm.runtime.device import synchronize
-    from numba_gemm.runtime.launch import launch
-
     library = choose_library(simulated=False)
     made: dict[Shape, DeviceBuffers] = {}
     for stage in stages:

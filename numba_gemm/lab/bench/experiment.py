@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,8 +22,6 @@ from numba_gemm.terminal import BENCH
 
 if TYPE_CHECKING:
     from numba_gemm.lab.bench.run import Plan
-    from numba_gemm.models.prediction import Ceilings
-    from numba_gemm.runtime.device import DeviceProperties
 
 CORRECT = "every product is correct"
 DEFAULT_STAGES = (*LADDER, *results.NOT_STAGES)
@@ -169,29 +166,27 @@ def progress(frame: pd.DataFrame) -> str:
     return said
 
 
-@dataclass
 class Report:
     """Report of a run, with what it is compared with."""
 
-    old_path: Path | None = None
-    old: tuple[pd.DataFrame, dict[str, Any]] | None = None
-    model: tuple[Ceilings, str, DeviceProperties] | None = None
-    plot: bool = False
-
-    @classmethod
-    def of(cls, compare: Path | None, model: bool, ceilings: Path | None, plot: bool) -> Report:
+    def __init__(
+        self, compare: Path | None = None, model: bool = False, ceilings: Path | None = None, plot: bool = False
+    ) -> None:
         """Read the older results and the ceilings; raise `UsageError` if they cannot be read."""
-        from numba_gemm.lab.bench.model import choose_ceilings
-        from numba_gemm.runtime.device import current_device, device_properties
-
+        self.old_path, self.plot = compare, plot
+        self.model: tuple[Any, str, Any] | None = None
         if plot:
             pictures.pyplot()  # fails now if matplotlib is missing, not after the measurement
         if ceilings and not model:
             raise UsageError("--ceilings says what --model predicts by: give both")
         try:
-            old = results.load(compare) if compare else None
-            device = device_properties(current_device()) if model else None
-            return cls(compare, old, (*choose_ceilings(ceilings, device), device) if device else None, plot)
+            self.old = results.load(compare) if compare else None
+            if model:
+                from numba_gemm.lab.bench.model import choose_ceilings
+                from numba_gemm.runtime.device import current_device, device_properties
+
+                device = device_properties(current_device())
+                self.model = *choose_ceilings(ceilings, device), device
         except (OSError, ValueError) as error:
             raise UsageError(str(error)) from None
 
@@ -214,7 +209,6 @@ class Report:
         """Print the report, and return its files."""
         from numba_gemm.lab.bench import plots, report
         from numba_gemm.lab.bench.model import model_table
-        from numba_gemm.simulator.switch import SIMULATOR
 
         compared = self.compared(frame)
         if self.old and compared is not None:
@@ -224,7 +218,7 @@ class Report:
                 print(f"launching counts in only one of this run and {self.old_path}")
             if compared.empty:
                 print(f"{self.old_path} has no measurement in common with this run")
-        modelled = model_table(frame, *self.model, SIMULATOR) if self.model else None
+        modelled = model_table(frame, *self.model, bool(environment.get("simulator"))) if self.model else None
         width = shutil.get_terminal_size((PIPE_WIDTH, 0)).columns
         print(report.text_of(frame, environment, compared, modelled, width))
         drawn = plots.pictures(frame, environment) if self.plot else {}

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -88,9 +88,9 @@ def random_products(shapes: int = 300, high: int = 20_000, seed: int = 25) -> It
 
 
 def router_gates(
-    m: tuple[int, ...] = (1, 8, 64, 256, 512, 1024, 2048, 4096, 8192),
-    n: tuple[int, ...] = (64, 256, 768),
-    k: tuple[int, ...] = (3072, 7168),
+    m: Sequence[int] = (1, 8, 64, 256, 512, 1024, 2048, 4096, 8192),
+    n: Sequence[int] = (64, 256, 768),
+    k: Sequence[int] = (3072, 7168),
     seed: int = 25,
 ) -> Iterator[dict[str, Any]]:
     """Time products of activations in float32 or bfloat16 and float32 weights, stored as PyTorch's linear layers do.

@@ -78,6 +78,7 @@ class Outcome:
     note: str = ""
     error_in_bounds: float = math.nan
     first_s: float = math.inf
+    work: float = math.nan  # of a call, in units that all outcomes share
     samples: Samples | None = None
 
     @property

@@ -1,5 +1,6 @@
 """Speed of one contender alone at its steady state: nothing else runs until clocks and power have settled."""
 
+import contextlib
 import math
 import statistics
 import time
@@ -27,17 +28,14 @@ def measure(
     Return its columns, but for ratios. `enqueue` rotates among `sets` of operands; `graphs` is False if it cannot be
     captured, so that its times include launching where that takes longer than the work.
     """
-    spans = time_alone(enqueue, stream=stream, round_up_to=sets, graphs=graphs)
     before, settled = math.inf, False
-    try:
+    with contextlib.closing(time_alone(enqueue, stream=stream, round_up_to=sets, graphs=graphs)) as spans:
         for _ in range(MOST_WINDOWS):
             us, watts, clocks = window(spans, WINDOW_S, nvml)
             settled = abs(us / before - 1) < SETTLED
             if settled:
                 break
             before = us
-    finally:
-        spans.close()
     return {
         "steady_us": us,
         "steady_gflops": gemm_flops(*shape) / us * 1e-3,

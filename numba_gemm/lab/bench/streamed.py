@@ -8,11 +8,8 @@ On several GPUs, each product is computed by one, by two, and so on. `link_share
 while all copy, relative to the first one's while it copies alone.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,6 +23,7 @@ from cuda.bindings import driver
 from numba_gemm.api import tiled_sgemm
 from numba_gemm.lab.harness.environment import LAUNCHES
 from numba_gemm.lab.harness.experiment import Experiment
+from numba_gemm.lab.harness.nvml import repeating
 from numba_gemm.models.accuracy import ieee_bound
 from numba_gemm.runtime.device import synchronize
 from numba_gemm.runtime.driver import device_scope
@@ -40,32 +38,23 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 PRECISIONS = ("ieee", "bf16x6")
 
 
-class MemoryWatch:
-    """Peak of device memory in use while watching, minus the memory in use before."""
+def taken(device: int) -> int:
+    """Bytes of device memory in use by all processes."""
+    with device_scope(device):
+        _, free, total = driver.cuMemGetInfo()
+    return int(total) - int(free)
 
-    def __init__(self, device: int, interval_s: float = 0.002) -> None:
-        self._device, self._interval, self._stop = device, interval_s, threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.before = self.most = 0
 
-    def taken(self) -> int:
-        """Bytes of device memory in use by all processes."""
-        with device_scope(self._device):
-            _, free, total = driver.cuMemGetInfo()
-        return int(total) - int(free)
+@contextmanager
+def watched(device: int, interval_s: float = 0.002) -> Iterator[list[int]]:
+    """Yield a list of one number: the peak of device memory in use meanwhile, minus the memory in use before."""
+    before, most = taken(device), [0]
 
-    def _watch(self) -> None:
-        while not self._stop.wait(self._interval):
-            self.most = max(self.most, self.taken() - self.before)
+    def look() -> None:
+        most[0] = max(most[0], taken(device) - before)
 
-    def __enter__(self) -> MemoryWatch:
-        self.before = self.taken()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self._stop.set()
-        self._thread.join()
+    with repeating(look, interval_s):
+        yield most
 
 
 @contextmanager
@@ -172,7 +161,7 @@ def timed(
         streamed_sgemm(a, b, c, **how)  # loads kernels on the other devices
     c.fill(np.nan)
     with ExitStack() as watching:
-        watches = [watching.enter_context(MemoryWatch(device)) for device in how["devices"]]
+        peaks = [watching.enter_context(watched(device)) for device in how["devices"]]
         streamed_sgemm(a, b, c, **how)
     own, spans = [], []
     for _ in range(repeats):
@@ -191,7 +180,7 @@ def timed(
         "blocks": blocking.count,
         "panels": len(blocking.depths),
         "device_bytes": blocking.device_bytes,
-        "peak_bytes": max(watch.most for watch in watches),
+        "peak_bytes": max(most for (most,) in peaks),
         "link_gb_s": prediction.to_device_rate / 1e9,
         "largest_difference": inside.largest_difference(c),
     }

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from numba_gemm.arrays import describe
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.kernels.step import Step
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES, DirectStage, TensorStage, WarpgroupConfig
@@ -56,7 +57,7 @@ class PreparedStage:
         device, config = get_device(c.device), stage.configs[0]
         launches = stage.launches(config, product_of(a, b, c), precision, None, device.properties.gpu)
         self._memory = library.empty(1, max(1, launches.scratch_bytes // FLOAT32_BYTES))
-        workspace = Workspace(library.address(self._memory), launches.scratch_bytes, 0)
+        workspace = Workspace(describe("workspace", self._memory, None).pointer, launches.scratch_bytes, 0)
         *decompose, multiply = launches.steps
         self.registers = device.load(multiply.kernel).registers
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.lab.bench import counters
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.harness.command import UsageError
@@ -70,7 +71,6 @@ def tracer_counted() -> pd.DataFrame:
 def traced(name: str) -> list[dict[str, Any]]:
     """Return the tracer's counts of a stage."""
     from numba_gemm.inspect import trace
-    from numba_gemm.kernels.ladder import STAGES
 
     stage = STAGES[name]
     shape = counters.shape_of(stage, SHAPE)
@@ -107,8 +107,6 @@ def traced(name: str) -> list[dict[str, Any]]:
 
 def compare(traces: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
     """Return both numbers and their ratio; a quantity that is missing on one side counts as 0 there."""
-    from numba_gemm.kernels.ladder import STAGES
-
     both = counts.merge(traces, on=KEY, how="outer", suffixes=("_counted", "_traced"), sort=False).fillna(0)
     both = both.rename(columns={"value_counted": "counted", "value_traced": "traced"})
     both[["counted", "traced"]] = both[["counted", "traced"]].astype("int64")
@@ -129,8 +127,6 @@ def tracer(counted: Path = COUNTED) -> pd.DataFrame:
     ----------
     counted: File of the experiment `tracer_counted`.
     """
-    from numba_gemm.kernels.ladder import STAGES
-
     if not counted.is_file():
         raise UsageError(f"there is no {counted}: run numba-gemm lab tracer_counted on a GPU first")
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:

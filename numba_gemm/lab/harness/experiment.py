@@ -220,9 +220,8 @@ def number(
         if step > 1 and (value < step or value % step):
             raise ValueError(f"{text} is no multiple of {step}")
         if not least <= value <= most:
-            raise ValueError(
-                f"{text} is not {f'from {least} to {most:.10g}' if most < math.inf else f'at least {least}'}"
-            )
+            limits = f"from {least} to {most:.10g}" if most < math.inf else f"at least {least}"
+            raise ValueError(f"{text} is not {limits}")
         return value
 
     return parsed

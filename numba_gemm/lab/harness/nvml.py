@@ -84,20 +84,30 @@ def sampled_clocks(nvml: Nvml | None, interval_s: float = 0.02) -> Iterator[Cloc
     if nvml is None:
         yield samples
         return
-    stop = threading.Event()
 
     def sample() -> None:
-        while True:
-            with contextlib.suppress(Exception):  # an occasional failure loses one sample
-                samples.mhz.append(nvml.sm_clock_mhz())
-                samples.reason_bits |= nvml.reasons()
-            if stop.wait(interval_s):
-                return
+        with contextlib.suppress(Exception):  # an occasional failure loses one sample
+            samples.mhz.append(nvml.sm_clock_mhz())
+            samples.reason_bits |= nvml.reasons()
 
-    thread = threading.Thread(target=sample, name="sm-clock", daemon=True)
+    with repeating(sample, interval_s):
+        yield samples
+
+
+@contextlib.contextmanager
+def repeating(work: Callable[[], object], interval_s: float) -> Iterator[None]:
+    """Call a function again and again in the background while the context is active."""
+    stop = threading.Event()
+
+    def repeat() -> None:
+        work()
+        while not stop.wait(interval_s):
+            work()
+
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
-        yield samples
+        yield
     finally:
         stop.set()
         thread.join()

@@ -14,8 +14,8 @@ from numba import cuda
 
 from numba_gemm.device.texture import nanoseconds
 from numba_gemm.lab.harness.experiment import Unavailable
+from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import Figure, curves
 from numba_gemm.runtime.device import current_device
 from numba_gemm.runtime.driver import call
 
@@ -81,21 +81,17 @@ def alignment(size: int, allocate: Any, free: Any, stream: int) -> int:
 def steps_us(size: int, allocate: Any, free: Any, stream: int, busy: Callable[[], object] | None) -> list[float]:
     """Microseconds of the host for allocating, using, freeing, and synchronising; `busy` is enqueued before freeing."""
     times = [time.perf_counter()]
-
-    def stamp() -> None:
-        times.append(time.perf_counter())
-
     place = allocate(size)
-    stamp()
+    times.append(time.perf_counter())
     call(driver.cuMemsetD32Async, place, PATTERN, size // WORD, stream)
     movement.finish(stream)
     if busy:
         busy()
-    stamp()
+    times.append(time.perf_counter())
     free(place)
-    stamp()
+    times.append(time.perf_counter())
     movement.finish(stream)
-    stamp()
+    times.append(time.perf_counter())
     return [1e6 * (after - before) for before, after in itertools.pairwise(times)]
 
 
@@ -141,17 +137,6 @@ def predicted(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(predicted_us=smallest + per_byte * frame["bytes"])
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot the times of idle and of busy devices against the size."""
-    left, right = figure.subplots(1, 2, sharex=True, sharey=True)
-    titles = {"us": "allocate, free and synchronise", "free_busy_us": "free while a kernel runs"}
-    for axes, (column, title) in zip((left, right), titles.items()):
-        curves(axes, frame, "way", "bytes", column, in_legend=False, title=title, xlabel="bytes", xscale="log")
-    left.set(ylabel="us of the host", yscale="log")
-    right.axhline(frame["busy_us"].iloc[0], color="0.5", linestyle=":", label="the kernel")
-    right.legend()
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     large = frame[frame["bytes"] >= 16 * MIB].pivot(index="bytes", columns="way", values="us")
     large = large.reindex(columns=[DIRECT, TRIMMED, KEPT])
@@ -165,11 +150,14 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
         "its time does not depend on the size: none is twice the median": kept["us"] < 2 * kept["us"].median(),
         "from 16 MiB on, a pool that is trimmed takes at least five times as long": large[TRIMMED] > 5 * large[KEPT],
         "cuMemFree waits for a kernel that runs": busy.min()[DIRECT] > 0.8 * busy_us,
-        "freeing in stream order takes less than a tenth of that": busy.max()[[TRIMMED, KEPT]]
-        < frame["busy_us"].max() / 10,
+        "freeing in stream order takes less than a tenth of that": busy.max()[[TRIMMED, KEPT]] < busy_us / 10,
     }
 
 
+PLOT = panels(
+    curves("bytes", "us", "way", log="xy", title="allocate, free and synchronise"),
+    curves("bytes", "free_busy_us", "way", log="xy", title="free while a kernel runs (dotted)", lines={"y": "busy_us"}),
+)
 SMALL = {"sizes": (100, MIB), "busy_us": 200, "rounds": 1}
 SIGNATURES = {"spin": (spin, "int64, uint64[::1]")}
-EXPERIMENT = machine.experiment(allocation, "9.3", claims, plot, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)
+EXPERIMENT = machine.experiment(allocation, "9.3", claims, PLOT, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)

@@ -13,8 +13,8 @@ from numba_gemm.device.texture import cycles
 from numba_gemm.device.units import ceil_div
 from numba_gemm.device.vector import load4, store4
 from numba_gemm.lab.harness.experiment import number
+from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import Figure, curves
 from numba_gemm.simulator.switch import device_function
 
 KIB = 1024
@@ -149,16 +149,6 @@ def async_copies(
             )
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot bytes per cycle against the bytes of a block, synchronous copies on the left."""
-    left, right = figure.subplots(1, 2, sharex=True, sharey=True)
-    for axes, way in ((left, SYNC), (right, ASYNC)):
-        labels = {"xlabel": "KiB per block", "title": way}
-        curves(axes, frame[frame["way"] == way], "width_bytes", "kib", "bytes_per_cycle", "{} bytes", False, **labels)
-    left.set(ylabel="bytes per cycle of a block")
-    left.legend()
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     cycles = frame.pivot(index=["width_bytes", "kib"], columns="way", values="cycles").reset_index()
     several = cycles[cycles["kib"] * KIB >= 8 * THREADS * cycles["width_bytes"]]
@@ -171,6 +161,12 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(
+    *(
+        curves("kib", "bytes_per_cycle", "width_bytes", f"way == {way!r}", "{} bytes", title=way)
+        for way in (SYNC, ASYNC)
+    ),
+)
 SMALL = {"kib": (2, 4), "blocks": 2, "rounds": 1}
 SIGNATURES = {
     f"{way}_{width}": (kernel, f"int64, {kind}[:, ::1], {kind}[:, ::1], uint64[:, ::1]")
@@ -178,4 +174,4 @@ SIGNATURES = {
     for kind in ("uint64" if (way, width) == (SYNC, 8) else "float32",)
 }
 ALLOWED: dict[str, Any] = {"kib": number(float, most=LARGEST / KIB)}
-EXPERIMENT = machine.experiment(async_copies, "9.2.3.4", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED)
+EXPERIMENT = machine.experiment(async_copies, "9.2.3.4", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED)

@@ -11,8 +11,8 @@ from numba import cuda, float32, uint32
 from numba_gemm.device.address import shared_address, shared_load1, shared_load2, shared_load4
 from numba_gemm.device.texture import cycles
 from numba_gemm.device.units import WARP
+from numba_gemm.lab.harness.pictures import bars, curves, panels
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import COLOURS, Figure, curve
 from numba_gemm.models import requests
 from numba_gemm.simulator.switch import device_function
 
@@ -150,25 +150,6 @@ def bank_conflicts(
     return frame.assign(predicted_us=per_wavefront * frame["predicted_wavefronts"])
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot cycles per request and wavefronts, against the stride and for the other patterns."""
-    left, right = figure.subplots(1, 2, width_ratios=[5, 2], sharey=True)
-    names = list(dict.fromkeys(frame.loc[frame["stride"] == 0, "pattern"]))
-    for index, (bits, found) in enumerate(frame.groupby("width_bits")):
-        by_stride = found[found["stride"] > 0].sort_values("stride")
-        curve(left, by_stride["stride"], by_stride["cycles"], by_stride["predicted_wavefronts"], f"{bits} bits", index)
-        others = found[found["stride"] == 0].set_index("pattern").reindex(names)
-        places = [number + 0.25 * (index - 1) for number in range(len(names))]
-        right.bar(places, others["cycles"], width=0.22, color=COLOURS[index])
-        right.plot(places, others["predicted_wavefronts"], "_", color="black", markersize=7)
-    left.set(xlabel="stride in elements", ylabel="cycles per request of a warp", ylim=(0.8, 150), title="by stride")
-    left.set_yscale("log", base=2)
-    left.yaxis.set_major_formatter("{x:g}")
-    left.legend(loc="upper left", ncols=3, fontsize="small", columnspacing=1.0)
-    right.set_xticks(range(len(names)), names, rotation=40, ha="right")
-    right.set_title("black: wavefronts predicted")
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     strides, narrow, names = frame["stride"], frame["width_bits"] == 32, frame["pattern"]
     free = frame[strides == 1].set_index("width_bits")
@@ -190,10 +171,14 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(
+    curves("stride", "us", "width_bits", "stride > 0", "{} bits", log="y", xlabel="stride in elements"),
+    bars("us", ["pattern", "width_bits"], "stride == 0", "{}, {} bits"),
+)
 SMALL: dict[str, Any] = {"strides": (1, 2, 32, 33), "patterns": ("broadcast", "multicast, pairs"), "turns": 2}
 SMALL |= {"threads": 32, "blocks": 1, "rounds": 1}
 SIGNATURES = {
     f"read_{bits}": (kernel, "int64, uint32[::1], float32[::1], uint64[::1]") for bits, kernel in KERNELS.items()
 }
 ALLOWED: dict[str, Any] = {"strides": STRIDES, "widths": KERNELS, "patterns": PATTERNS, "threads": WARP}
-EXPERIMENT = machine.experiment(bank_conflicts, "9.2.3.1", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED)
+EXPERIMENT = machine.experiment(bank_conflicts, "9.2.3.1", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED)

@@ -11,8 +11,8 @@ import pandas as pd
 from numba import cuda, float32, int32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
+from numba_gemm.lab.harness.pictures import bars, curves, panels, text
 from numba_gemm.lab.memory import machine, narrow_product
-from numba_gemm.lab.memory.drawing import Figure, bars, curves, log2_x
 from numba_gemm.lab.memory.narrow_product import W
 from numba_gemm.simulator import probe, scheduler
 
@@ -261,26 +261,6 @@ def barriers(
         yield row | {"outcome": said, "predicted_outcome": DIVERGENT[barrier][1]}
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot the loops against the block size, the rounds, and the scheduler's outcomes."""
-    axes = figure.subplot_mosaic([["loop", "rounds"], ["loop", "said"]], height_ratios=[3, 2])
-    loops = frame[frame["measurement"] == "loop"]
-    labels: dict[str, Any] = {"xlabel": "threads per block", "ylabel": "ns per multiply-add and barrier"}
-    curves(axes["loop"], loops, "barrier", "block", "ns_a_turn", **labels)
-    log2_x(axes["loop"], [int(block) for block in loops["block"].unique()])
-    axes["loop"].set_yscale("log", base=2)
-    axes["loop"].yaxis.set_major_formatter("{x:g}")
-    axes["loop"].legend()
-    rounds = frame[~frame["measurement"].isin(["loop", "divergent"])]
-    names = [f"{row.measurement}, {row.barrier}" for row in rounds.itertuples()]
-    bars(axes["rounds"], names, rounds["us"], rounds["predicted_ns_a_turn"] * rounds["turns"] / 1e3, xlabel="µs")
-    axes["rounds"].legend(loc="upper right")
-    said = [f"{row.barrier}:\n    {row.outcome}" for row in frame[frame["measurement"] == "divergent"].itertuples()]
-    axes["said"].axis("off")
-    place: dict[str, Any] = {"va": "top", "fontsize": 7, "transform": axes["said"].transAxes}
-    axes["said"].text(0, 1, "\n".join(["under the scheduler:", *said]), **place)
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     timed = frame.set_index(["measurement", "barrier", "block"]).sort_index()
     ns, predicted, said = timed["ns_a_turn"], timed["predicted_ns_a_turn"], timed.loc["divergent"]
@@ -315,6 +295,12 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(
+    curves("block", "ns_a_turn", "barrier", "measurement == 'loop'", log="xy", title="loop, by threads per block"),
+    bars("ns_a_turn", ["measurement", "barrier"], "measurement not in ['loop', 'divergent']", xscale="log"),
+    text(["barrier", "outcome"], "measurement == 'divergent'", title="under the scheduler"),
+    columns=2,
+)
 LOOP_TYPES = "float32[::1], float32, int64"
 ROUND_TYPES, TILE_TYPES = "float32[::1], float32, int32[:, ::1]", "float32[:, ::1], float32[:, ::1], float32[:, ::1]"
 SMALL = {"blocks": (32, 64), "turns": 8, "rounds_a_launch": 4, "steps": (1, 2), "m": 32, "grid": 1, "rounds": 1}
@@ -324,4 +310,4 @@ SIGNATURES = {
     "shared_a_syncthreads": (TILES["syncthreads"], TILE_TYPES),
 }
 ALLOWED: dict[str, Any] = {"blocks": WARP, "turns": UNROLLED, "rounds_a_launch": SCHEDULERS, "m": W}
-EXPERIMENT = machine.experiment(barriers, "9.2.3.2", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED)
+EXPERIMENT = machine.experiment(barriers, "9.2.3.2", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED)

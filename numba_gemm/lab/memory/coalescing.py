@@ -8,8 +8,8 @@ import pandas as pd
 from numba import cuda, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
+from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import Figure, bars
 from numba_gemm.models import requests
 
 BLOCK = 256
@@ -87,12 +87,6 @@ def row_of(pattern: str, elements: int, us: float, in_order_us: float) -> dict[s
     return row | {"predicted_us": predicted, "predicted_gb_s": size / predicted / 1e3}
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot the time of each pattern."""
-    names = [f"{row.pattern}: {row.lanes} lanes, {row.sectors} sectors" for row in frame.itertuples()]
-    bars(figure.subplots(), names, frame["us"], frame["predicted_us"], xlabel="us per copy")
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     at = frame.set_index("pattern")
     slower = at["us"] / at["us"]["in order"]
@@ -106,7 +100,8 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(bars("us", ["pattern", "lanes", "sectors"], label="{}: {} lanes, {} sectors", xlabel="µs per copy"))
 SMALL = {"elements": 1 << 10, "rounds": 1}
 SIGNATURES = {"place_copy": (place_copy, "float32[::1], float32[::1], uint32[::1]")}
 ALLOWED: dict[str, Any] = {"patterns": PATTERNS, "elements": BLOCK}
-EXPERIMENT = machine.experiment(coalescing, "9.2.1.1", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED)
+EXPERIMENT = machine.experiment(coalescing, "9.2.1.1", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED)

@@ -14,8 +14,8 @@ from numba import cuda, uint32
 
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.experiment import Unavailable
+from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import COLOURS, Figure, curves
 from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
 
@@ -45,11 +45,6 @@ class Window:
     size: int
     hit_ratio: float
 
-    @property
-    def marked(self) -> int:
-        """Bytes marked as persisting."""
-        return round(self.size * self.hit_ratio)
-
 
 def window_of(kind: str, region: int, set_aside: int, largest: int) -> tuple[Window, bool]:
     """Return one of `WINDOWS` for a region in bytes, and True if the device's limit made it smaller."""
@@ -62,7 +57,7 @@ def window_of(kind: str, region: int, set_aside: int, largest: int) -> tuple[Win
 
 def staying(window: Window, region: int, set_aside: int, l2: int) -> float:
     """Fraction of a region that stays in an L2 cache of two partitions until its next use; sizes are in bytes."""
-    marked, outside = window.marked, region - window.size
+    marked, outside = round(window.size * window.hit_ratio), region - window.size
     kept = marked if marked <= set_aside else 0
     left = (l2 - min(marked, set_aside)) // PARTITIONS
     if outside + region <= left:  # the part outside of the window, and the stream that passes meanwhile
@@ -224,18 +219,6 @@ def l2_persistence(
                 )
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot milliseconds per launch against the region's size, one curve per window; the ways side by side."""
-    ways = [way for way in WAYS if (frame["way"] == way).any()]
-    for axes, way in zip(np.atleast_1d(figure.subplots(1, len(ways), sharey=True)), ways):
-        title = f"window on the {way}{', some cut to the largest' if frame['clamped'].any() else ''}"
-        curves(axes, frame[frame["way"] == way], "window", "region_mib", "ms", xlabel="region in MiB", title=title)
-        axes.axvline(frame["set_aside_mib"].iloc[0], color=COLOURS[-1], linestyle=":", linewidth=1, label="set aside")
-        axes.set_ylim(0, None)
-    figure.axes[0].set_ylabel("ms per launch")
-    figure.axes[0].legend(loc="lower right", fontsize=8)
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     table = frame.groupby(["region_mib", "window"])["ms"].median().unstack().dropna()
     aside = frame["set_aside_mib"].iloc[0]
@@ -265,6 +248,9 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(
+    *(curves("region_mib", "ms", "window", f"way == {way!r}", lines={"x": "set_aside_mib"}, title=way) for way in WAYS),
+)
 SMALL = {"set_aside": 1e-4, "stream": 64 << 10, "shares": (1 / 3, 2), "launches": 1, "rounds": 1}
 SIGNATURES = {"double_both": (double_both, "int32[::1], int32[::1], int64, int64")}
-EXPERIMENT = machine.experiment(l2_persistence, "9.2.2", claims, plot, SMALL, SIGNATURES)
+EXPERIMENT = machine.experiment(l2_persistence, "9.2.2", claims, PLOT, SMALL, SIGNATURES)

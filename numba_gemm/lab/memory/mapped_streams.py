@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import Figure, bars
 from numba_gemm.lab.memory.overlap import BLOCK, PERIOD, SIGNATURES, worker
 from numba_gemm.runtime.timing import Call
 
@@ -84,28 +84,13 @@ def mapped_streams(
             kernel_ms = measured_ms([[worker(x, out, each)]])
             for way, count in [(STAGED, count) for count in streams] + [(way, 1) for way in (READ, WRITTEN, MAPPED)]:
                 ms = measured_ms(steps(way, hosts, devices, count, each))
-                if not np.array_equal(result, source + each):
-                    raise AssertionError(f"{way}, {count} streams, {each} turns: the result is wrong")
+                assert np.array_equal(result, source + each), f"{way}, {count} streams, {each} turns: it is wrong"
                 predicted, size = predicted_ms(way, count, there_ms, back_ms, kernel_ms), 2 * source.nbytes
                 yield (
                     {"way": way, "streams": count, "turns": each, "there_ms": there_ms, "back_ms": back_ms}
                     | {"kernel_ms": kernel_ms, "ms": ms, "gb_s": size / ms / 1e6}
                     | {"predicted_ms": predicted, "predicted_gb_s": size / predicted / 1e6}
                 )
-
-
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot milliseconds of each way, with one panel per number of turns."""
-    groups = list(frame.groupby("turns"))
-    labels = {READ: "mapped, read", WRITTEN: "mapped, written", MAPPED: "mapped, both"}
-    for axes, (_, found) in zip(np.atleast_1d(figure.subplots(1, len(groups))), groups, strict=True):
-        counts = found["streams"].map("staged, {} streams".format)
-        title = f"kernel alone: {found['kernel_ms'].iloc[0]:.2g} ms"
-        names = list(found["way"].map(labels).fillna(counts))
-        bars(axes, names, found["ms"], found["predicted_ms"], xlabel="ms", title=title)
-        axes.legend(ncols=2, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12))
-        if axes is not figure.axes[0]:
-            axes.set_yticklabels([])
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
@@ -129,8 +114,8 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(bars("ms", ["turns", "way", "streams"], label="{} turns, {}, {} streams"))
 SMALL = {"elements": 1 << 16, "turns": (1, 2), "streams": (1, 2), "rounds": 1}
-ALLOWED: dict[str, Any] = {"elements": BLOCK}
 EXPERIMENT = machine.experiment(
-    mapped_streams, "9.1.3", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
+    mapped_streams, "9.1.3", claims, PLOT, SMALL, SIGNATURES, allowed={"elements": BLOCK}, unavailable=machine.NO_DRIVER
 )

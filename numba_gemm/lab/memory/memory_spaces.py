@@ -17,8 +17,8 @@ from numba import cuda, float32, uint32, uint64
 from numba_gemm.device.texture import cycles, nanoseconds, texel
 from numba_gemm.device.units import WARP, ceil_div
 from numba_gemm.lab.bench import ceilings
+from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import Figure, bars
 from numba_gemm.runtime.driver import call
 from numba_gemm.simulator.switch import device_function
 
@@ -385,23 +385,6 @@ def memory_spaces(
     )
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot latency, and bandwidth with its prediction, by space and level."""
-    left, right = figure.subplots(1, 2)
-    for axes, column, label in ((left, "latency_cycles", "cycles per read in a chain"), (right, "tb_s", "TB/s")):
-        shown = frame[frame[column].notna()].sort_values(column, ascending=column == "latency_cycles")
-        names = [
-            space if level.startswith((space, "registers")) else f"{space}, {level}"
-            for space, level in zip(shown["space"], shown["level"], strict=True)
-        ]
-        predicted = shown["predicted_tb_s"] if column == "tb_s" else None
-        bars(axes, names, shown[column], predicted, xscale="log", xlabel=label)
-        if column == "latency_cycles":
-            axes.get_legend().remove()
-            axes.bar_label(axes.containers[0], [f" {value:.0f}" for value in shown[column]])
-            axes.set_xlim(1, shown[column].max() * 3)
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     at = frame.set_index(["space", "level"])
     wait, rate, predicted = (at[name].dropna().to_dict() for name in ("latency_cycles", "tb_s", "predicted_tb_s"))
@@ -434,6 +417,10 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(
+    bars("latency_cycles", ["space", "level"], "latency_cycles == latency_cycles", xscale="log"),
+    bars("tb_s", ["space", "level"], "tb_s == tb_s", xscale="log"),
+)
 CHASE, FLOATS = "int64, int64, int64, uint64[::1]", "float32[:, ::1]"
 SMALL = {"steps": 64, "l1_kib": 2, "l2_kib": 4, "device_kib": 32, "read_kib": 4, "turns": 2, "blocks": 1}
 SMALL |= {"threads": 32, "walk_rounds": 2, "rounds": 1}
@@ -451,4 +438,4 @@ SIGNATURES = {
     "read_shared": (ceilings.read_shared, f"int64, float32, {FLOATS}"),
     "multiply_add": (ceilings.multiply_add, f"int64, float32, float32, {FLOATS}"),
 }
-EXPERIMENT = machine.experiment(memory_spaces, "9.2", claims, plot, SMALL, SIGNATURES, allowed={"steps": LINKS})
+EXPERIMENT = machine.experiment(memory_spaces, "9.2", claims, PLOT, SMALL, SIGNATURES, allowed={"steps": LINKS})

@@ -9,8 +9,8 @@ import pandas as pd
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
+from numba_gemm.lab.harness.pictures import bars, curves, panels
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import Figure, curve
 from numba_gemm.models import requests
 
 BLOCK = 256
@@ -68,21 +68,6 @@ def misaligned_copy(
     return frame.assign(predicted_by_sectors_gb_s=by_sectors, predicted_by_bytes_gb_s=gb_s[0])
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot bandwidth against offset, and by block size."""
-    left, right = figure.subplots(1, 2, width_ratios=[3, 1], sharey=True)
-    moved = frame[frame["block"] == BLOCK].sort_values("offset")
-    sizes = frame[frame["offset"] == 0].sort_values("block").astype({"block": str})
-    for axes, rows, x in ((left, moved, "offset"), (right, sizes, "block")):
-        curve(axes, rows[x], rows["gb_s"], rows["predicted_by_bytes_gb_s"], "measured", 0)
-        axes.lines[-1].set_label("predicted by bytes moved")
-        label = "predicted by sectors requested"
-        axes.plot(rows[x], rows["predicted_by_sectors_gb_s"], color="0.4", linestyle=":", label=label)
-    left.set(xlabel="offset in floats", ylabel="GB/s, read and written", ylim=(0, None), title=f"blocks of {BLOCK}")
-    left.legend()
-    right.set(xlabel="threads per block", title="offset 0")
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     at = frame[frame["block"] == BLOCK].set_index("offset")
     off, least = at[at.index % 8 != 0], frame[frame["block"] == 33]
@@ -101,6 +86,10 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(
+    curves("offset", "gb_s", rows=f"block == {BLOCK}", xlabel="offset in floats", title=f"blocks of {BLOCK} threads"),
+    bars("gb_s", ["block"], rows="offset == 0", ylabel="threads per block", title="offset 0"),
+)
 SMALL = {"offsets": (0, 1, 8), "blocks": (BLOCK, 33), "elements": 512, "rounds": 1}
 SIGNATURES = {"offset_copy": (offset_copy, "float32[::1], float32[::1], int64")}
-EXPERIMENT = machine.experiment(misaligned_copy, "9.2.1.3", claims, plot, SMALL, SIGNATURES)
+EXPERIMENT = machine.experiment(misaligned_copy, "9.2.1.3", claims, PLOT, SMALL, SIGNATURES)

@@ -1,9 +1,8 @@
 """Copies by the driver, their buffers, and timing of work on several streams. Not for the simulator."""
 
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +12,7 @@ from numba import cuda
 from numba_gemm.lab.memory import machine
 from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.driver import call, failure
-from numba_gemm.runtime.timing import Call
+from numba_gemm.runtime.timing import Call, host_time_us
 
 
 def address(place: Any) -> int:
@@ -100,16 +99,18 @@ def mapped(host: np.ndarray) -> Any:
     return view(int(call(driver.cuMemHostGetDevicePointer, host.ctypes.data, 0)), host.size)
 
 
-class Events:
-    """Timing events, created on first use of a name; freed by `close`."""
+class Events(ExitStack):
+    """Timing events, created on first use of a name; freed at the end of a ``with`` block."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._events: dict[Any, Any] = {}
 
     def record(self, name: Any, stream: int) -> None:
         """Record an event under a name on a stream."""
         if name not in self._events:
             self._events[name] = call(driver.cuEventCreate, 0)
+            self.callback(call, driver.cuEventDestroy, self._events[name])
         call(driver.cuEventRecord, self._events[name], stream)
 
     def wait(self, name: Any, stream: int) -> None:
@@ -121,16 +122,10 @@ class Events:
         call(driver.cuEventSynchronize, self._events[end])
         return float(call(driver.cuEventElapsedTime, self._events[begin], self._events[end]))
 
-    def close(self) -> None:
-        """Free the events."""
-        for event in self._events.values():
-            call(driver.cuEventDestroy, event)
-        self._events.clear()
-
 
 def span_ms(streams: Sequence[int], work: Callable[[], object]) -> float:
     """Milliseconds from the common start of all streams to the end of the work enqueued on them."""
-    with closing(Events()) as events:
+    with Events() as events:
         events.record("begin", streams[0])
         for stream in streams[1:]:
             events.wait("begin", stream)
@@ -166,12 +161,8 @@ def in_sequence(calls: Iterable[Call]) -> Call:
 
 def host_us(work: Callable[[], object], rounds: int) -> float:
     """Median microseconds of host work by the host's clock, after an untimed round."""
-    spans = []
-    for _ in range(rounds + 1):
-        begin = time.perf_counter()
-        work()
-        spans.append(time.perf_counter() - begin)
-    return statistics.median(spans[1:]) * 1e6
+    work()
+    return host_time_us(work, synchronize=lambda: None, batch=1, rounds=rounds)
 
 
 @contextmanager

@@ -8,8 +8,8 @@ import pandas as pd
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES
+from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars
 from numba_gemm.models.accesses import Access
 from numba_gemm.models.requests import SECTOR_BYTES
 
@@ -147,20 +147,6 @@ def narrow_product(m: int = 8192, n: int = 8192, rounds: int = machine.ROUNDS) -
     return compare(KERNELS, ACCESSES, (a, b), a @ b, rounds)
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot bandwidth by kernel with its bounds, and the requests per warp."""
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
-    names, places = list(frame["kernel"]), range(len(frame))
-    bars(left, names, frame["gb_s"], frame["predicted_by_hits_gb_s"], xlabel="effective bandwidth in GB/s")
-    bounds = [frame[f"predicted_by_{what}_gb_s"] for what in ("misses", "hits")]
-    left.hlines(places, *bounds, color=COLOURS[1], linestyle="--", label="from L1 misses to L1 hits")
-    left.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
-    right.barh([place - 0.2 for place in places], frame["global_sectors_a_warp"], height=0.4, color=COLOURS[2])
-    right.barh([place + 0.2 for place in places], frame["passes_a_warp"], height=0.4, color=COLOURS[3])
-    right.legend(["global sectors", "passes, L1 and shared"], loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
-    right.set(xlabel="per warp")
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     at = frame.set_index("kernel")
     sectors, passes, gb_s = at["global_sectors_a_warp"], at["passes_a_warp"], at["gb_s"]
@@ -178,7 +164,11 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(
+    bars("gb_s", ["kernel"], xlabel="effective bandwidth in GB/s"),
+    bars("global_sectors_a_warp", ["kernel"]),
+    bars("passes_a_warp", ["kernel"]),
+)
 SMALL = {"m": 64, "n": 32, "rounds": 1}
 SIGNATURES = {name: (kernel, "float32[:, ::1], float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()}
-ALLOWED: dict[str, Any] = {"m": W, "n": W}
-EXPERIMENT = machine.experiment(narrow_product, "9.2.3.2", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED)
+EXPERIMENT = machine.experiment(narrow_product, "9.2.3.2", claims, PLOT, SMALL, SIGNATURES, allowed={"m": W, "n": W})

@@ -15,8 +15,8 @@ import pandas as pd
 from cuda.bindings import driver
 
 from numba_gemm.lab.harness.experiment import Unavailable
+from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine, movement, transfers
-from numba_gemm.lab.memory.drawing import COLOURS, Figure
 from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.device import current_device
 from numba_gemm.runtime.driver import call
@@ -142,8 +142,7 @@ def measure(memory: str, source: Any, target: Any, near: Any, stream: int, round
             transfers.TO_HOST: lambda: movement.copy(target, near, source.nbytes, stream),
         }
         times = {direction: movement.median_ms([stream], copy, rounds) for direction, copy in work.items()}
-    if not np.array_equal(target, source):
-        raise AssertionError(f"{memory}: what was copied is wrong")
+    assert np.array_equal(target, source), f"{memory}: what was copied is wrong"
     return times
 
 
@@ -154,23 +153,6 @@ def predicted(frame: pd.DataFrame) -> pd.DataFrame:
     either = np.minimum(copied, frame["link_gb_s"].fillna(np.inf))
     speeds = {transfers.ON_HOST: copied, transfers.PAGEABLE: either, transfers.PINNED: frame["link_gb_s"]}
     return frame.assign(predicted_gb_s=sum(of.where(frame["memory"] == name, 0) for name, of in speeds.items()))
-
-
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot the speed of each memory and direction, with one bar per pair of nodes."""
-    axes = figure.subplots()
-    names = list(dict.fromkeys(zip(frame["memory"], frame["direction"], strict=True)))
-    pairs = list(dict.fromkeys(zip(frame["memory_node"], frame["thread_node"], strict=True)))
-    for index, (node, thread) in enumerate(pairs):
-        found = frame[(frame["memory_node"] == node) & (frame["thread_node"] == thread)]
-        at = found.set_index(["memory", "direction"]).reindex(names)
-        places = [number + 0.8 * (index + 0.5) / len(pairs) - 0.4 for number in range(len(names))]
-        label = f"memory on {node}, thread on {thread}"
-        axes.bar(places, at["gb_s"], width=0.7 / len(pairs), color=COLOURS[index % len(COLOURS)], label=label)
-        axes.plot(places, at["predicted_gb_s"], "_", color="black", markersize=12)
-    axes.set_xticks(range(len(names)), [f"{memory},\n{direction}" for memory, direction in names])
-    axes.set(ylabel="GB/s", title=f"GPU on node {frame['gpu_node'].iloc[0]}; black: predicted")
-    axes.legend()
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
@@ -187,5 +169,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+BAR = "{}, {}: memory on {}, thread on {}"
+PLOT = panels(bars("gb_s", ["memory", "direction", "memory_node", "thread_node"], label=BAR))
 SMALL = {"elements": 1 << 20, "rounds": 1}
-EXPERIMENT = machine.experiment(numa, "9.4", claims, plot, SMALL, {}, unavailable=machine.NO_DRIVER)
+EXPERIMENT = machine.experiment(numa, "9.4", claims, PLOT, SMALL, {}, unavailable=machine.NO_DRIVER)

@@ -1,6 +1,5 @@
 """Copies, kernels and host code overlap if they use different streams and page-locked memory."""
 
-import contextlib
 import functools
 import itertools
 import statistics
@@ -14,8 +13,8 @@ import pandas as pd
 from numba import cuda
 
 from numba_gemm.device.units import ceil_div
+from numba_gemm.lab.harness.pictures import COLOURS, bars, curves, panels
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars, curves
 from numba_gemm.runtime.timing import Call
 
 BLOCK = 256
@@ -129,8 +128,7 @@ class Bench:
         movement.finish(self.streams[0])
         np.subtract(self.result, self.source, out=self.result)  # in place, which saves touching more memory
         added, others = np.split(self.result, [elements or self.source.size])
-        if not ((added == turns).all() and np.isnan(others).all()):
-            raise AssertionError(f"{what}: the result is wrong")
+        assert np.append(added == turns, np.isnan(others)).all(), f"{what}: the result is wrong"
 
     def parts(self, elements: int, count: int, turns: int) -> list[tuple[Call, Call]]:
         """Return the calls that copy and compute each piece."""
@@ -174,7 +172,7 @@ def measure_staged(bench: Bench, part: str, elements: int, turns: Sequence[int],
 def measure_timeline(bench: Bench) -> Rows:
     """Yield start and end of each copy and kernel of one staged run."""
     parts = bench.parts(bench.source.size, TIMELINE_STREAMS, bench.turns)
-    with contextlib.closing(movement.Events()) as events:
+    with movement.Events() as events:
         for _ in range(2):  # the first run only creates the events
             bench.clear()
             events.record("start", bench.streams[0])
@@ -221,8 +219,7 @@ def measure_host(bench: Bench, host_turns: int) -> Rows:
         counter[:] = -1
         ms = movement.host_us(functools.partial(run, copy, wait), bench.rounds) / 1e3
         bench.check(bench.turns, what)
-        if not (counter == host_turns).all():
-            raise AssertionError(f"{what}: the host's result is wrong")
+        assert (counter == host_turns).all(), f"{what}: the host's result is wrong"
         others = {"transfer_ms": copying, "host_ms": host, "returned_ms": statistics.median(returned[-bench.rounds :])}
         yield bench.row("host", what, 1, ms, predicted, **others, sum_ms=copying + kernel + host)
 
@@ -306,32 +303,15 @@ def overlap(
         yield from measure_together(bench, blocking, sent, machine.attribute("ASYNC_ENGINE_COUNT"))
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot time against the number of streams, the timeline, and the other parts as bars."""
-    axes = figure.subplot_mosaic([["staged", "others"], ["timeline", "others"]], width_ratios=[5, 4])
-    staged, line, others = (axes[name] for name in ("staged", "timeline", "others"))
-    labels: dict[str, Any] = {"xlabel": "streams", "ylabel": "ms", "title": "staged (dashed: predicted)"}
-    curves(staged, frame[frame["part"] == "staged"], "turns", "streams", "ms", "{} turns", **labels)
-    staged.set_xscale("log", base=2)
-    staged.set_ylim(0, None)
-    staged.legend(handles=staged.lines[::2], fontsize="x-small")
+def timeline(frame: pd.DataFrame, axes: Any) -> None:
+    """Plot start and end of the copies and kernels of the staged run, and dashed when they are predicted."""
     stages = frame[frame["part"] == "timeline"]
-    dashed: dict[str, Any] = {"fill": False, "edgecolor": "black", "linestyle": "--"}
     for index, (what, at) in enumerate(stages.groupby("what", sort=False)):
         place, begin, first = at["stream"] + 0.4 * index, at["begin_ms"], at["predicted_begin_ms"]
-        line.barh(place, at["end_ms"] - begin, 0.36, left=begin, color=COLOURS[index], label=what)
-        line.barh(place, at["predicted_end_ms"] - first, 0.36, left=first, **dashed)
-    numbers = sorted(stages["stream"].astype(int).unique())
-    line.set_yticks([number + 0.2 for number in numbers], [str(number) for number in numbers])
-    line.invert_yaxis()
-    line.set(xlabel="ms (dashed: predicted)", ylabel="stream", title="timeline")
-    line.legend(fontsize="x-small")
-    rest = frame[~frame["part"].isin(["staged", "timeline"])]
-    ways = rest["what"].where(rest["part"] != "remainder", rest["streams"].map("{:.0f} streams".format))
-    prefixes = rest["part"].map({"directions": "", "host": ""}).fillna(rest["part"] + ": ")
-    names = (prefixes + ways).replace({TO_DEVICE: "H2D", TO_HOST: "D2H"}, regex=True)
-    bars(others, names.tolist(), rest["ms"], rest["predicted_ms"], xlabel="ms")
-    others.tick_params(axis="y", labelsize="x-small")
+        axes.barh(place, at["end_ms"] - begin, 0.36, left=begin, color=COLOURS[index], label=what)
+        axes.barh(place, at["predicted_end_ms"] - first, 0.36, left=first, fill=False, linestyle="--")
+    axes.invert_yaxis()
+    axes.set(xlabel="ms", ylabel="stream", title="timeline")
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
@@ -382,7 +362,14 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(
+    curves("streams", "ms", "turns", "part == 'staged'", "{} turns", log="x", title="staged"),
+    timeline,
+    bars("ms", ["streams"], "part == 'remainder'", "{:.0f} streams", title="remainder"),
+    bars("ms", ["what"], "part not in ['staged', 'timeline', 'remainder']"),
+    columns=2,
+)
 SMALL: dict[str, Any] = {"elements": 1 << 14, "turns": (3, 8, 21), "streams": (1, 2, 4)}
 SMALL |= {"remainder_streams": (3,), "host_turns": 5, "rounds": 2}
 SIGNATURES = {"work": (work, "float32[::1], float32[::1], int64, float32, float32")}
-EXPERIMENT = machine.experiment(overlap, "9.1.2", claims, plot, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)
+EXPERIMENT = machine.experiment(overlap, "9.1.2", claims, PLOT, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)

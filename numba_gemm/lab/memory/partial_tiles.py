@@ -11,8 +11,8 @@ from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import TileConfig
 from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
 from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import Figure, bars
 from numba_gemm.models import accuracy
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.launch import launch
@@ -67,13 +67,6 @@ def row_of(tile: int, size: int, us: float, whole_us: float) -> dict[str, Any]:
     return row | {"predicted_us": whole_us, "predicted_tflop_s": flops / whole_us / 1e6}
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot the speed of each product."""
-    by = frame.sort_values(["extent", "tile"])
-    names = [f"{row.extent} cubed, tiles of {row.tile}" for row in by.itertuples()]
-    bars(figure.subplots(), names, by["tflop_s"], by["predicted_tflop_s"], xlabel="TFLOP/s")
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     off = frame["us"] / frame["predicted_us"]
     partial, large = ~frame["whole"], frame["extent"] > 4000
@@ -86,6 +79,6 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(bars("tflop_s", ["extent", "tile"], label="{} cubed, tiles of {}"))
 SMALL = {"extents": (32,), "rounds": 1}
-ALLOWED: dict[str, Any] = {"extents": max(CONFIGS)}
-EXPERIMENT = machine.experiment(partial_tiles, "9.2.3.2", claims, plot, SMALL, {}, allowed=ALLOWED)
+EXPERIMENT = machine.experiment(partial_tiles, "9.2.3.2", claims, PLOT, SMALL, {}, allowed={"extents": max(CONFIGS)})

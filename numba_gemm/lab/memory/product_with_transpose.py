@@ -6,8 +6,7 @@ import pandas as pd
 from numba import cuda, float32, uint32
 
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars
-from numba_gemm.lab.memory.narrow_product import Accesses, W, compare, integers
+from numba_gemm.lab.memory.narrow_product import PLOT, Accesses, W, compare, integers
 
 
 @cuda.jit
@@ -69,18 +68,6 @@ def product_with_transpose(m: int = 8192, rounds: int = machine.ROUNDS) -> pd.Da
     return compare(KERNELS, ACCESSES, (a,), a @ a.T, rounds)
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot bandwidth by kernel, and the passes of a warp."""
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
-    limits = (0, 1.1 * frame["predicted_by_hits_gb_s"].max())
-    bars(left, list(frame["kernel"]), frame["gb_s"], frame["predicted_by_hits_gb_s"], xlim=limits)
-    left.set(xlabel="effective bandwidth in GB/s")
-    right.barh(range(len(frame)), frame["passes_a_warp"], height=0.6, color=COLOURS[3])
-    right.set(xlabel="passes per warp, L1 and shared", xscale="log", xlim=(10, 3000))
-    for axes in (left, right):
-        axes.bar_label(axes.containers[0], fmt="%.0f", label_type="center")
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     at = frame.set_index("kernel")
     passes, gb_s, allowed = at["passes_a_warp"], at["gb_s"], at["predicted_by_hits_gb_s"]
@@ -95,5 +82,4 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 SMALL = {"m": 64, "rounds": 1}
 SIGNATURES = {name: (kernel, "float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()}
-ALLOWED: dict[str, Any] = {"m": W}
-EXPERIMENT = machine.experiment(product_with_transpose, "9.2.3.3", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED)
+EXPERIMENT = machine.experiment(product_with_transpose, "9.2.3.3", claims, PLOT, SMALL, SIGNATURES, allowed={"m": W})

@@ -9,8 +9,8 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
+from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import Figure, curve, log2_x
 from numba_gemm.models import requests
 from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
@@ -105,19 +105,6 @@ def strided_copy(
     )
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot bandwidth against stride."""
-    axes = figure.subplots()
-    by = frame.sort_values("stride")
-    curve(axes, by["stride"], by["gb_s"], by["predicted_by_sectors_gb_s"], "measured", 0)
-    axes.lines[-1].set_label("predicted by sectors")
-    fetches = f"predicted by fetches of {by['fetch_bytes'].iloc[0]} bytes, and sectors completed"
-    axes.plot(by["stride"], by["predicted_by_fetches_gb_s"], color="0.4", linestyle=":", label=fetches)
-    log2_x(axes, [1, 2, 4, 8, 16, 32])
-    axes.set(xlabel="stride in floats", ylabel="GB/s of floats copied, read and written", yscale="log")
-    axes.legend()
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     at = frame.set_index("stride").sort_index()
     gb_s, by_sectors, by_fetches = at["gb_s"], at["predicted_by_sectors_gb_s"], at["predicted_by_fetches_gb_s"]
@@ -135,7 +122,8 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(curves("stride", "gb_s", log="xy", xlabel="stride in floats", ylabel="GB/s, read and written"))
 SMALL = {"strides": (1, 2, 8, 32), "elements": 256, "rounds": 1}
 SIGNATURES = {"stride_copy": (stride_copy, "float32[::1], float32[::1], int64"), "number": (number, "float32[::1]")}
 ALLOWED: dict[str, Any] = {"elements": BLOCK}
-EXPERIMENT = machine.experiment(strided_copy, "9.2.1.4", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED)
+EXPERIMENT = machine.experiment(strided_copy, "9.2.1.4", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED)

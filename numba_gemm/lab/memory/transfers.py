@@ -1,7 +1,4 @@
-"""A copy between host and device approaches the link's speed only if it is large and its memory page-locked.
-
-One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
-"""
+"""A copy between host and device approaches the link's speed only if it is large and its memory page-locked."""
 
 import contextlib
 import itertools
@@ -18,8 +15,8 @@ from numba import cuda
 
 from numba_gemm.device.units import ceil_div
 from numba_gemm.lab.harness.command import UsageError
+from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import Figure, curves
 from numba_gemm.runtime import pinned_memory
 
 ITEM = 4
@@ -114,10 +111,8 @@ def both_ends_us(make: Callable[[], AbstractContextManager[object]], rounds: int
 
 def check(found: np.ndarray, expected: np.ndarray, what: str) -> None:
     """Raise AssertionError unless the copied data are as expected, and the memory behind them is unchanged."""
-    if not np.array_equal(found[: len(expected)], expected):
-        raise AssertionError(f"{what}: what was copied is wrong")
-    if not (found[len(expected) :] == UNTOUCHED).all():
-        raise AssertionError(f"{what}: more was written than was to be copied")
+    assert np.array_equal(found[: len(expected)], expected), f"{what}: what was copied is wrong"
+    assert (found[len(expected) :] == UNTOUCHED).all(), f"{what}: more was written than was to be copied"
 
 
 def measure_copies(sizes: Sequence[int], rounds: int) -> pd.DataFrame:
@@ -275,8 +270,7 @@ def measure_chain(steps: Sequence[int], size: int, known: Mapping[str, float], r
             result[:] = -1
             chain = movement.in_sequence([begin, *trip, *[again, *trip] * (trips - 1)])
             us = 1e3 * movement.call_ms(chain, stream, rounds)
-            if not np.array_equal(result, start + np.float32(count)):
-                raise AssertionError(f"a chain of {count} steps, {what}: the result is wrong")
+            assert np.array_equal(result, start + np.float32(count)), f"a chain of {count} steps, {what}: it is wrong"
             latencies = known[PINNED] + known["back"]
             predicted = chain_us(trips, count, size, latencies, known["link"], known["device"])
             row = {"part": "chain", "what": what, "memory": PINNED, "bytes": size, "count": count}
@@ -337,31 +331,6 @@ def transfers(
             yield copies
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot bandwidth against size, costs of page-locking, small pieces, and chains."""
-    axes = figure.subplots(2, 2).flat
-    copies, pinning, packing, chain = (frame[frame["part"] == name] for name in ("copy", "pinning", "packing", "chain"))
-    theoretical = copies["theoretical_gb_s"].dropna().unique()  # of the link, and of device memory
-    copies = copies[(copies["direction"] != ON_HOST) & (copies["memory"] != WRITE_COMBINED)]
-    copies = copies[(copies["direction"] != TO_HOST) | (copies["memory"] != REGISTERED)]
-    copies = copies.replace({"direction": {TO_DEVICE: "H2D", TO_HOST: "D2H"}})
-    for place, rows, names, x, y in (
-        (axes[0], copies, ["direction", "memory"], "bytes", "gb_s"),
-        (axes[1], pinning, "what", "bytes", "us"),
-        (axes[2], packing, ["what", "memory"], "bytes", "us"),
-        (axes[3], chain, "what", "count", "us"),
-    ):
-        curves(place, rows, names, x, y, in_legend=False, yscale="log", ylabel="GB/s" if y == "gb_s" else "µs")
-        place.set_xscale("log", base=2)
-        place.legend(fontsize="xx-small")
-    for gb_s in theoretical:
-        axes[0].axhline(gb_s, color="0.5", linestyle=":")
-    axes[0].set(xlabel="bytes per copy", title="copies (dotted: theoretical)")
-    axes[1].set(xlabel="bytes", title="page-locking")
-    axes[2].set(xlabel="bytes per piece", title=f"{packing['count'].iloc[0]:.0f} small pieces")
-    axes[3].set(xlabel="steps", title=f"chains on {chain['bytes'].iloc[0] / 1e6:.0f} MB")
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     part: Any = dict(iter(frame.groupby("part")))
     copied, packings = part["copy"], part["packing"]
@@ -416,7 +385,15 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+COPIES = f"part == 'copy' and direction != {ON_HOST!r} and memory != {WRITE_COMBINED!r}"
+PLOT = panels(
+    curves("bytes", "gb_s", ["direction", "memory"], COPIES, log="xy", lines={"y": "theoretical_gb_s"}, title="copies"),
+    curves("bytes", "us", "what", "part == 'pinning'", log="xy", title="page-locking"),
+    curves("bytes", "us", ["what", "memory"], "part == 'packing'", log="xy", title="small pieces"),
+    curves("count", "us", "what", "part == 'chain'", log="xy", xlabel="steps", title="chains"),
+    columns=2,
+)
 SMALL: dict[str, Any] = {"sizes": (4 << 10, 64 << 10, 1 << 20), "pinning_sizes": (64 << 10, 1 << 20), "pieces": 20}
 SMALL |= {"piece_bytes": (1 << 10, 4 << 10), "steps": (1, 3), "chain_bytes": 1 << 16, "rounds": 2}
 SIGNATURES = {"unpack": (unpack, "uint32[::1], uint32[::1], int64[::1], int64"), "step": (step, "float32[::1]")}
-EXPERIMENT = machine.experiment(transfers, "9.1", claims, plot, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)
+EXPERIMENT = machine.experiment(transfers, "9.1", claims, PLOT, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)

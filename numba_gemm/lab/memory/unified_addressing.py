@@ -12,8 +12,8 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES
+from numba_gemm.lab.harness.pictures import bars, panels, text
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import Figure, bars
 from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.device import current_device, device_count
 from numba_gemm.runtime.driver import call, device_scope, failure, primary_context
@@ -242,25 +242,6 @@ def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rou
         yield from (blank | row for row in copies)
 
 
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot the driver's answers for each kind of memory, and the bandwidth between devices."""
-    upper, lower = figure.subplots(2, 1, height_ratios=[3, 2])
-    shown = [*COLUMNS[1:4], "host_pointer", "device_pointer", "equal", "predicted_equal_by_guide", "predicted_equal"]
-    cells = frame[frame["part"] == POINTERS][shown].astype(object)
-    cells = cells.where(cells.notna(), "").replace({True: "yes", False: "no"})
-    cells.columns = [*(column.replace("_", " ") for column in shown[:-2]), "by guide", "predicted"]
-    upper.axis("off")
-    upper.text(0.5, 0.5, cells.to_string(index=False), family="monospace", ha="center", va="center")
-    upper.set_title("the driver's answers about an address; whether host and device pointer are equal")
-    copies = frame[(frame["part"] == COPIES) & frame["gb_s"].notna()]
-    if len(copies):
-        title = f"from one device to another, {copies['mib'].iloc[0]:.4g} MiB"
-        bars(lower, list(copies["name"]), copies["gb_s"], copies["predicted_gb_s"], xlabel="GB/s", title=title)
-    else:
-        lower.axis("off")
-        lower.text(0.5, 0.5, frame["note"].dropna().iloc[0], ha="center")
-
-
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson; those on copies only with two devices."""
     rows = {row["name"]: row for row in frame.to_dict("records")}
@@ -290,9 +271,14 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     return made
 
 
+PLOT = panels(
+    text(list(COLUMNS[1:10]), f"part == {POINTERS!r}", title="the driver's answers about an address"),
+    bars("gb_s", ["name", "note"], f"part == {COPIES!r}", title="from one device to another"),
+    columns=1,
+)
 SMALL = {"elements": 1 << 16, "copy_bytes": MIB, "rounds": 1}
 SIGNATURES = {"double": (double, "float32[::1]")}
 ALLOWED: dict[str, Any] = {"elements": BLOCK}
 EXPERIMENT = machine.experiment(
-    unified_addressing, "9.1.4", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
+    unified_addressing, "9.1.4", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
 )

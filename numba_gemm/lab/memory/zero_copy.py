@@ -9,8 +9,8 @@ from cuda.bindings import driver
 from numba import cuda, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
+from numba_gemm.lab.harness.pictures import bars, curves, panels
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import Figure, bars, curves
 from numba_gemm.lab.memory.strided_copy import sectors_a_warp
 from numba_gemm.models import requests
 from numba_gemm.runtime.driver import call
@@ -105,28 +105,13 @@ def zero_copy(
 
 
 def row_of(way: str, passes: int, stride: int, size: int, ms: float, copy_ms: float) -> dict[str, Any]:
-    predicted = copy_ms
-    if way != "copy":
-        predicted = predicted_ms(way, passes, stride, size, 1e3 * size / copy_ms, machine.ceilings()[0].dram)
+    predicted = predicted_ms(way, passes, stride, size, 1e3 * size / copy_ms, machine.ceilings()[0].dram)
     return (
         {"way": way, "passes": passes, "stride": stride, "mib": size / MIB}
         | {"crossing_mib": crossing_bytes(way, passes, stride, size) / MIB, "ms": ms, "gb_s": passes * size / ms / 1e6}
         | {"integrated": bool(machine.attribute("INTEGRATED"))}
         | {"predicted_ms": predicted, "predicted_gb_s": passes * size / predicted / 1e6}
     )
-
-
-def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot milliseconds against the number of passes, and of a single pass against the stride."""
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    title = f"{frame['mib'].iloc[0]:.4g} MiB, coalesced"
-    curves(left, frame[frame["way"].isin(WAYS)], "way", "passes", "ms", xlabel="passes over the array", title=title)
-    left.axhline(frame[frame["way"] == "copy"]["ms"].iloc[0], color="0.5", linestyle=":", label="the copy alone")
-    left.set(ylabel="ms", ylim=(0, None))
-    left.legend()
-    single = frame[frame["way"].isin(["mapped", "strided"]) & (frame["passes"] == 1)].sort_values("stride")
-    labels = {"xlabel": "ms", "ylabel": "stride in floats", "title": "mapped, one pass"}
-    bars(right, [f"{stride}" for stride in single["stride"]], single["ms"], single["predicted_ms"], **labels)
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
@@ -155,6 +140,10 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+PLOT = panels(
+    curves("passes", "ms", "way", rows="way != 'strided'", xlabel="passes over the array", title="coalesced"),
+    bars("ms", ["stride"], rows="way in ['mapped', 'strided'] and passes == 1", title="mapped, one pass, by stride"),
+)
 SMALL = {"elements": 1 << 16, "passes": (1, 2), "strides": (8,), "rounds": 1}
 SIGNATURES = {
     "add": (add, "float32[::1], float32[::1]"),
@@ -163,5 +152,5 @@ SIGNATURES = {
 }
 ALLOWED: dict[str, Any] = {"elements": BLOCK}
 EXPERIMENT = machine.experiment(
-    zero_copy, "9.1.3", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
+    zero_copy, "9.1.3", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
 )

@@ -182,7 +182,8 @@ def on_stream(call: Callable[[], Any]) -> Call:
 
 def verified(rig: Rig, contender: Contender) -> Outcome:
     """Make every call on a C filled with NaN and judge the result; then time one more call."""
-    outcome = Outcome([Bound(on_stream(turn.call)) for turn in contender.turns], error_in_bounds=0.0)
+    bound = [Bound(on_stream(turn.call)) for turn in contender.turns]
+    outcome = Outcome(bound, error_in_bounds=0.0, work=contender.work)
     try:
         for turn in contender.turns:
             rig.library.fill_nan(turn.out)
@@ -206,7 +207,6 @@ def verified(rig: Rig, contender: Contender) -> Outcome:
 def measure(rig: Rig, case: Case) -> list[dict[str, Any]]:
     """Return the rows of a case, one per baseline, including failures."""
     clocks = ClockSamples()
-    contenders: Mapping[str, Contender] = {}
     try:
         contenders = case.make(rig)
         new_shapes = timed_once(rig, contenders[OURS]) if case.each_once else None
@@ -228,7 +228,7 @@ def measure(rig: Rig, case: Case) -> list[dict[str, Any]]:
         failed = Outcome()
         failed.fail(error)
         outcomes = dict.fromkeys((OURS, *case.baselines), failed)
-    return [row(case, contenders, outcomes, baseline, clocks) for baseline in case.baselines]
+    return [row(case, outcomes, baseline, clocks) for baseline in case.baselines]
 
 
 def timed_once(rig: Rig, contender: Contender) -> Samples:
@@ -259,19 +259,11 @@ def time_on_host(rig: Rig, contenders: Mapping[str, Contender], outcomes: Mappin
         outcome.samples = Samples(np.array(spent[name][1:]))
 
 
-def row(
-    case: Case,
-    contenders: Mapping[str, Contender],
-    outcomes: Mapping[str, Outcome],
-    baseline: str,
-    clocks: ClockSamples,
-) -> dict[str, Any]:
+def row(case: Case, outcomes: Mapping[str, Outcome], baseline: str, clocks: ClockSamples) -> dict[str, Any]:
     """Return the row of one baseline; its ratio requires that both results are correct."""
     own, other = outcomes[OURS], outcomes[baseline]
     us, other_us = (outcome.samples.median if outcome.samples else math.nan for outcome in (own, other))
-    ratio = math.nan
-    if own.samples and other.samples:
-        ratio = contenders[OURS].work / us / (contenders[baseline].work / other_us)
+    ratio = own.work / us / (other.work / other_us)
     tflops = math.nan if case.on_host else case.batch * gemm_flops(*case.shape) / us * 1e-6
     notes = [own.note, f"{baseline}: {other.note}" if other.note and other is not own else ""]
     return {

@@ -14,7 +14,7 @@ import pandas as pd
 
 from numba_gemm.lab.bench.targets.case import Rig, measure
 from numba_gemm.lab.bench.targets.groups import FULL, GROUPS, TINY, cases_of
-from numba_gemm.lab.bench.targets.verdicts import frame_of, summary
+from numba_gemm.lab.bench.targets.verdicts import summary
 from numba_gemm.lab.harness.command import SEED_BITS
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment, last_row
@@ -45,7 +45,7 @@ def targets(
                     rig.library.release()  # else memory from the checks is missing for the next case
                 if case is cases[-1]:
                     complete.append(group)
-                frame = frame_of(rows)  # `attrs`: groups that are complete, and the M from which a shape is large
+                frame = pd.DataFrame(rows)  # `attrs`: groups that are complete, and the M from which a shape is large
                 frame.attrs = {"groups": tuple(complete), "large": sizes.large}
                 yield frame
 

@@ -13,11 +13,6 @@ from numba_gemm.lab.bench.results import OK
 from numba_gemm.lab.bench.targets.case import Case
 from numba_gemm.simulator.switch import SIMULATOR
 
-COLUMNS = (
-    *("group", "case", "m", "n", "k", "layout", "batch", "us", "tflops", "baseline", "baseline_us", "ratio", "target"),
-    *("status", "error_in_bounds", "rounds", "sm_clock_mhz", "throttle", "note"),
-)
-
 LIBRARIES = ("torch", "cupy", "numba")
 THE_CALL = "the call"  # baseline of plans: the same product by the public function
 BATCH, EPILOGUE, MATHS = "batch of 8", "epilogue", "epilogue that names numpy.float32 and math.erf"
@@ -44,8 +39,13 @@ class Target:
     statistic: str  # one of `numba_gemm.lab.bench.targets.verdicts.STATISTICS`
     at_least: float = math.nan  # limits of the statistic; NaN for none
     at_most: float = math.nan
-    rows: Callable[[Row], bool] = lambda row: True  # filter for the rows of the groups, by `m` and `case`
+    rows: Callable[[Row], bool] = lambda row: True  # filter for the rows of the groups, by `m`
+    case: str = ""  # the only case that counts; empty for all
     column: str = "ratio"  # that the statistic is computed from
+
+    def takes(self, row: Row) -> bool:
+        """Return True if a row counts."""
+        return row["group"] in self.groups and self.case in ("", row["case"]) and self.rows(row)
 
 
 def host_name(library: str, kind: str) -> str:
@@ -70,12 +70,11 @@ def targets(large: int) -> list[Target]:
         return bool(row["m"] >= large)
 
     def host(what: str, name: str, least: float) -> Target:
-        return Target(f"host, {name}: {what}", ("host",), "min", least, rows=is_case(name))
+        return Target(f"host, {name}: {what}", ("host",), "min", least, case=name)
 
     def new(name: str) -> Target:
         what = f"host, {name} whose kernel is loaded: microseconds per call"
-        most = NEW_SHAPE_LIMIT_US
-        return Target(what, ("host",), "max", at_most=most, rows=is_case(name), column="us")
+        return Target(what, ("host",), "max", at_most=NEW_SHAPE_LIMIT_US, case=name, column="us")
 
     called = [(host_name(*way), 1 / HOST_LIMITS[way[1]]) for way in HOST_WAYS]
     planned = [plan_name(*way) for way in PLAN_WAYS]
@@ -98,24 +97,13 @@ def targets(large: int) -> list[Target]:
     ]
 
 
-def is_case(name: str) -> Callable[[Row], bool]:
-    """Return a filter for the rows of one case."""
-    return lambda row: bool(row["case"] == name)
-
-
 def least_ratio(case: Case, large: int) -> float:
     """Return what is required of a case alone: the limit of the minimum that it is part of, or 0."""
-    row = {"m": case.shape.m, "case": case.name}
-    limits = [t.at_least for t in targets(large) if t.statistic == "min" and case.group in t.groups and t.rows(row)]
-    return max(limits, default=0.0)
+    row = {"group": case.group, "m": case.shape.m, "case": case.name}
+    return max((one.at_least for one in targets(large) if one.statistic == "min" and one.takes(row)), default=0.0)
 
 
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {"geomean": geometric_mean, "min": min, "max": max}
-
-
-def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return a DataFrame with all columns, in order."""
-    return pd.DataFrame(list(rows), columns=list(COLUMNS))
 
 
 def summary(frame: pd.DataFrame, groups: Iterable[str], large: int) -> pd.DataFrame:
@@ -125,14 +113,13 @@ def summary(frame: pd.DataFrame, groups: Iterable[str], large: int) -> pd.DataFr
     for target in targets(large):
         if not measured.issuperset(target.groups):
             continue
-        rows = [row for row in aimed if row["group"] in target.groups and target.rows(row)]
+        rows = [row for row in aimed if target.takes(row)]
         there = [row for row in rows if row["status"] == OK and not math.isnan(row[target.column])]
         values = [float(row[target.column]) for row in there]
         value = STATISTICS[target.statistic](values) if values else math.nan
-        low, high = (-math.inf if math.isnan(target.at_least) else target.at_least), target.at_most
         complete = bool(rows) and len(there) == len(rows)
         worst = (max if target.column == "us" else min)(there, key=lambda row: row[target.column], default=None)
-        met = complete and low <= value <= (math.inf if math.isnan(high) else high)
+        met = complete and not (value < target.at_least or value > target.at_most)  # NaN limits nothing
         limits = (target.what, target.statistic, value, target.at_least, target.at_most, met)
         judged.append((*limits, len(rows), len(rows) - len(there), worst["case"] if worst else ""))
     columns = ["what", "statistic", "value", "at_least", "at_most", "met", "cases", "failed", "worst"]
