@@ -27,7 +27,10 @@ Panel = Callable[["pd.DataFrame", "Axes"], None]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "black")
 MARKERS = "os^Dv<>*"  # not as many as colours, so that each pair comes late again
 DASHES = ("--", ":")  # of predictions; a column has at most two
-UNITS = {"us": "µs", "gb_s": "GB/s", "tb_s": "TB/s", "tflop_s": "TFLOP/s"}
+UNITS = {
+    **{"us": "µs", "ms": "ms", "cycles": "cycles", "kib": "KiB", "mib": "MiB"},
+    **{"gb_s": "GB/s", "tb_s": "TB/s", "tflop_s": "TFLOP/s"},
+}
 EVERY = "index >= 0"  # condition of all rows
 DPI = 120
 
@@ -96,8 +99,11 @@ def named(label: str, values: Any) -> str:
 
 
 def titled(column: str) -> str:
-    """Return the title of an axis: the unit of a column, or its name."""
-    return UNITS.get(column, column.replace("_", " "))
+    """Return the title of an axis: the unit of a column, its name, or both."""
+    words = column.split("_")
+    unit = next((tail for count in (2, 1) if (tail := "_".join(words[-count:])) in UNITS), None)
+    name = column.removesuffix(unit or "").replace("_", " ").strip()
+    return name if unit is None else f"{name} in {UNITS[unit]}" if name else UNITS[unit]
 
 
 def curves(
