@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from blocks import memory_page, tables, torch_tables
+from blocks import memory_page, several_gpus, tables, torch_tables
 from blocks.docstrings import generate_docstrings, generate_tensor_docstrings
 from blocks.published import Published, ReadmeError
 from numba_gemm.lab.harness.command import command, write_files
@@ -23,6 +23,7 @@ PAGES = tuple(
     ROOT / name
     for name in (
         *("README.md", "docs/benchmarks.md", "docs/benchmarks_precision.md", "docs/how_to/pytorch.md"),
+        *("docs/how_to/distributed.md", "docs/how_to/larger_than_the_gpu.md"),
         "docs/memory_lab.md",
     )
 )
@@ -44,6 +45,8 @@ GENERATORS: dict[str, Callable[[Published], str]] = {
     "tensor_ladder": tables.tensor_ladder,
     "special_values": tables.special_values,
     "streamed": tables.streamed,
+    "distributed": several_gpus.distributed,
+    "streamed_devices": several_gpus.streamed_devices,
     "torch_step": torch_tables.torch_step,
     "training": torch_tables.training,
     "torch_calls": torch_tables.torch_calls,

@@ -228,7 +228,9 @@ def extent(division: Division, piece: Piece, panel: Panel, operand: str, coordin
 
 def _followed(work: Work, coordinate: Coordinate, rates: Rates) -> Prediction:
     """Follow a rank's steps, and return when all are done, and how long its products and its communication take."""
-    division, now, line, products, communication = work.division, 0.0, 0.0, 0.0, 0.0
+    division, products, communication = work.division, 0.0, 0.0
+    packed = 0 if division.algorithm.reduces else work.room(coordinate)  # shards, first read and written for others
+    now = line = 2 * FLOAT32_BYTES * packed / rates.memory
     arrived: dict[int, float] = {}
     read: dict[tuple[str, int], float] = {}  # when a slot is free
     rows, cols = division.computes(coordinate)

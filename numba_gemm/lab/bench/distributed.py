@@ -41,7 +41,7 @@ def distributed(
     sizes: Sequence[int] = (16384, 32768),
     precisions: Sequence[str] = ("ieee", "bf16x6", "fp16x3"),
     large: Sequence[int] = (),
-    seconds: float = 0.5,
+    seconds: float = 2.0,
 ) -> Iterator[dict[str, Any]]:
     """Yield a row per placement, size and precision.
 
@@ -55,9 +55,9 @@ def distributed(
     cases: list[list[Any]] = [[BY_ROWS, n, precision] for n in sizes for precision in precisions]
     others = [*list(PLACEMENTS)[1:], BLOCKS]
     cases += [[name, sizes[0], precision] for name in others for precision in precisions[:2]]
-    if large:
-        cases.append([*large, precisions[0]])
     yield from _rows(gpus, cases, seconds)
+    if large:  # by new processes, which keep no memory of other products
+        yield from _rows(gpus, [[*large, precisions[0]]], seconds)
 
 
 def _rows(gpus: int, cases: Sequence[Any], seconds: float) -> Iterator[dict[str, Any]]:

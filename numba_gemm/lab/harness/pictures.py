@@ -28,8 +28,14 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "bl
 MARKERS = "os^Dv<>*"  # not as many as colours, so that each pair comes late again
 DASHES = ("--", ":")  # of predictions; a column has at most two
 UNITS = {
-    **{"us": "µs", "ms": "ms", "cycles": "cycles", "kib": "KiB", "mib": "MiB"},
-    **{"gb_s": "GB/s", "tb_s": "TB/s", "tflop_s": "TFLOP/s"},
+    "us": "µs",
+    "ms": "ms",
+    "cycles": "cycles",
+    "kib": "KiB",
+    "mib": "MiB",
+    "gb_s": "GB/s",
+    "tb_s": "TB/s",
+    "tflop_s": "TFLOP/s",
 }
 EVERY = "index >= 0"  # condition of all rows
 DPI = 120
