@@ -23,7 +23,7 @@ PAGES = tuple(
     ROOT / name
     for name in (
         *("README.md", "docs/benchmarks.md", "docs/benchmarks_precision.md", "docs/how_to/pytorch.md"),
-        *("docs/how_to/distributed.md", "docs/how_to/larger_than_the_gpu.md"),
+        "docs/how_to/distributed.md",
         "docs/memory_lab.md",
     )
 )
