@@ -25,6 +25,7 @@ if SIMULATOR:
 
         recorder = None
         name = None
+        start = None  # address, once it is known
 
         def __array_finalize__(self, parent):
             if isinstance(parent, Watched):
@@ -93,9 +94,10 @@ if SIMULATOR:
         return known[1]
 
     def place_of(array, index):
-        """Address of an element; negative indices count from the end."""
+        """Address of an element of a watched array; negative indices count from the end."""
         index = index if isinstance(index, tuple) else (index,)
-        place = address(array)
+        if (place := array.start) is None:
+            place = array.start = address(array)
         for i, extent, step in zip(index, array.shape, array.strides, strict=True):
             place += (int(i) + extent if i < 0 else int(i)) * step
         return place

@@ -121,7 +121,7 @@ def _foreign(frame: FrameType) -> bool:
 class _Frame:
     """Trace function of one call, which counts iterations."""
 
-    __slots__ = ("_came", "_headers", "_last", "_loops", "_now", "_stack", "_turns")
+    __slots__ = ("_came", "_headers", "_last", "_loops", "_stack", "_turns", "known")
 
     def __init__(self, loops: tuple[Loop, ...], stack: list[_Frame]) -> None:
         self._loops, self._stack = loops, stack
@@ -129,7 +129,7 @@ class _Frame:
         self._headers = {loop.first for loop in loops}
         self._came: dict[int, int] = {}  # by line, the instruction that was reached first
         self._last = -1
-        self._now: tuple[int, ...] | None = ()  # what `now` returns, until the next line
+        self.known: tuple[int, ...] | None = ()  # what `now` has returned for the current line
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> _Frame:
         if event == "line":
@@ -137,7 +137,7 @@ class _Frame:
             if line in self._headers:
                 self._turn(line, frame.f_lasti)
             self._last = line
-            self._now = None
+            self.known = None
         elif event == "return":
             del self._stack[self._stack.index(self) :]
         return self
@@ -153,10 +153,12 @@ class _Frame:
 
     def now(self) -> tuple[int, ...]:
         """Return the current iteration of each loop around the current line, outermost first."""
-        if self._now is None:
-            line, loops = self._last, zip(self._turns, self._loops, strict=True)
-            self._now = tuple([turn for turn, loop in loops if loop.first <= line <= loop.end])
-        return self._now
+        line, found = self._last, []
+        for turn, loop in zip(self._turns, self._loops, strict=True):
+            if loop.first <= line <= loop.end:
+                found.append(turn)
+        self.known = tuple(found)
+        return self.known
 
 
 class Turns:
@@ -188,5 +190,5 @@ class Turns:
     def path(stack: list[_Frame]) -> tuple[int, ...]:
         """Return the current iterations of all loops that a thread is in."""
         if len(stack) == 1:
-            return stack[0].now()
-        return tuple([turn for frame in stack for turn in frame.now()])
+            return stack[0].known if stack[0].known is not None else stack[0].now()
+        return tuple(turn for frame in stack for turn in frame.now())
