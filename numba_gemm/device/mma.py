@@ -44,8 +44,7 @@ if SIMULATOR:
         return np.float32(value).view(np.uint32)
 
     def _narrow(words, kind):
-        """Numbers in 32-bit words, in float64; the lower 13 bits of TF32 are ignored."""
-        words = np.array(words, np.uint32)
+        """Numbers in an array of 32-bit words, in float64; the lower 13 bits of TF32 are ignored."""
         if kind == "f16":
             return words.view(np.float16).astype(np.float64)
         if kind == "bf16":
@@ -57,20 +56,22 @@ if SIMULATOR:
     def multiply(kind):
         """Return the device function ``(c, a, b)``."""
 
+        def of_warp(lanes):
+            """Sums of each lane, from the (c, a, b) of all lanes."""
+
+            def lines(operand, chosen):
+                """Block of eight rows of A, or columns of B, from two words of each lane."""
+                words = np.array([lane[operand] for lane in lanes], np.uint32)[:, chosen].reshape(8, 4, 2)
+                return _narrow(words.transpose(0, 2, 1).reshape(8, 8), kind)
+
+            rows, columns = np.concatenate([lines(1, (0, 2)), lines(1, (1, 3))]), lines(2, (0, 1))
+            sums = np.array([lane[0] for lane in lanes], np.float32).reshape(8, 4, 2, 2)  # group, member, row, column
+            sums = sums.transpose(2, 0, 1, 3).reshape(16, 8)
+            sums = add_products(sums, rows[:, None] * columns[None]).astype(np.float32)
+            return sums.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(32, 4)
+
         def product(c, a, b):
-            fragments = exchange((a, b))
-
-            def line(operand, group, word):
-                """Row `group` of A's or B's block of eight rows, from words `word` and the next block's along k."""
-                first, second = word
-                lanes = [fragments[4 * group + i][operand] for i in range(4)]
-                return _narrow([lane[first] for lane in lanes] + [lane[second] for lane in lanes], kind)
-
-            group, member = divmod(current_thread().lane, 4)
-            rows = np.stack([line(0, group, (0, 2)), line(0, group, (1, 3))])
-            columns = np.stack([line(1, 2 * member, (0, 1)), line(1, 2 * member + 1, (0, 1))])
-            sums = np.array(c, np.float32).reshape(2, 2)
-            return tuple(add_products(sums, rows[:, None] * columns[None]).astype(np.float32).flat)
+            return tuple(exchange((c, a, b), of_warp)[current_thread().lane])
 
         return product
 

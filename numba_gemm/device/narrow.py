@@ -23,23 +23,23 @@ if SIMULATOR:
     import numpy as np
 
     def _bits(value):
-        return int(np.float32(value).view(np.uint32))
+        return int((value if type(value) is np.float32 else np.float32(value)).view(np.uint32))
 
     def _float(bits):
         return np.uint32(bits).view(np.float32)
 
     def tf32(value):
         """Round to the nearest TF32."""
-        return _float(0x7FFFE000) if np.isnan(value) else _float(_bits(value) + 0x1000 & 0xFFFFE000)
+        return _float(0x7FFFE000) if value != value else _float(_bits(value) + 0x1000 & 0xFFFFE000)
 
     def bf16(value):
         """Round to the nearest BF16."""
         bits = _bits(value)
-        return _float(0x7FFF0000) if np.isnan(value) else _float(bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000)
+        return _float(0x7FFF0000) if value != value else _float(bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000)
 
     def short_bf16(value):
         """Round to the nearest number of seven significant bits."""
-        return _float(0x7FFE0000) if np.isnan(value) else _float(_bits(value) + 0x10000 & 0xFFFE0000)
+        return _float(0x7FFE0000) if value != value else _float(_bits(value) + 0x10000 & 0xFFFE0000)
 
     def short_bf16_of_number(value):
         """Round to the nearest number of seven significant bits; of a NaN, return any number."""

@@ -16,6 +16,8 @@ from ..simulator.switch import SIMULATOR
 READ, WRITE, COPY_READ, COPY_WRITE = range(4)
 
 if SIMULATOR:
+    import weakref
+
     import numpy as np
 
     class Watched(np.ndarray):
@@ -23,6 +25,7 @@ if SIMULATOR:
 
         recorder = None
         name = None
+        start = None  # address, once it is known
 
         def __array_finalize__(self, parent):
             if isinstance(parent, Watched):
@@ -78,14 +81,23 @@ if SIMULATOR:
         """Return an array that is watched as `other` is, or unchanged if `other` is not."""
         return watched(array, other.recorder, other.name) if isinstance(other, Watched) else array
 
+    _addresses: dict = {}  # by the id of an array; the array may be gone
+
     def address(array):
         """Address of an array's first element."""
-        return array.__array_interface__["data"][0]
+        known = _addresses.get(id(array))
+        if known is None or known[0]() is not array:
+            if len(_addresses) >= 256:
+                _addresses.clear()
+            # NumPy takes longer for this than for everything else in an access.
+            known = _addresses[id(array)] = (weakref.ref(array), array.__array_interface__["data"][0])
+        return known[1]
 
     def place_of(array, index):
-        """Address of an element; negative indices count from the end."""
+        """Address of an element of a watched array; negative indices count from the end."""
         index = index if isinstance(index, tuple) else (index,)
-        place = address(array)
+        if (place := array.start) is None:
+            place = array.start = address(array)
         for i, extent, step in zip(index, array.shape, array.strides, strict=True):
             place += (int(i) + extent if i < 0 else int(i)) * step
         return place

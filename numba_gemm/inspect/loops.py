@@ -121,7 +121,7 @@ def _foreign(frame: FrameType) -> bool:
 class _Frame:
     """Trace function of one call, which counts iterations."""
 
-    __slots__ = ("_came", "_headers", "_last", "_loops", "_stack", "_turns")
+    __slots__ = ("_came", "_headers", "_last", "_loops", "_stack", "_turns", "known")
 
     def __init__(self, loops: tuple[Loop, ...], stack: list[_Frame]) -> None:
         self._loops, self._stack = loops, stack
@@ -129,6 +129,7 @@ class _Frame:
         self._headers = {loop.first for loop in loops}
         self._came: dict[int, int] = {}  # by line, the instruction that was reached first
         self._last = -1
+        self.known: tuple[int, ...] | None = ()  # what `now` has returned for the current line
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> _Frame:
         if event == "line":
@@ -136,6 +137,7 @@ class _Frame:
             if line in self._headers:
                 self._turn(line, frame.f_lasti)
             self._last = line
+            self.known = None
         elif event == "return":
             del self._stack[self._stack.index(self) :]
         return self
@@ -149,9 +151,14 @@ class _Frame:
                     if loop.holds(self._loops[j].first) and self._loops[j].end <= loop.end:
                         self._turns[j] = 0  # a nested loop starts again
 
-    def now(self) -> list[int]:
+    def now(self) -> tuple[int, ...]:
         """Return the current iteration of each loop around the current line, outermost first."""
-        return [turn for turn, loop in zip(self._turns, self._loops, strict=True) if loop.holds(self._last)]
+        line, found = self._last, []
+        for turn, loop in zip(self._turns, self._loops, strict=True):
+            if loop.first <= line <= loop.end:
+                found.append(turn)
+        self.known = tuple(found)
+        return self.known
 
 
 class Turns:
@@ -162,9 +169,10 @@ class Turns:
 
     def _loops(self, frame: FrameType) -> tuple[Loop, ...]:
         code = frame.f_code
-        if code not in self._known:
-            self._known[code] = () if _foreign(frame) else loops_of(code, frame.f_globals)
-        return self._known[code]
+        found = self._known.get(code)
+        if found is None:
+            found = self._known[code] = () if _foreign(frame) else loops_of(code, frame.f_globals)
+        return found
 
     def tracer(self, stack: list[_Frame]) -> Callable[..., Any]:
         """Return a function for `sys.settrace`, for a thread whose calls with loops are kept in `stack`."""
@@ -181,4 +189,6 @@ class Turns:
     @staticmethod
     def path(stack: list[_Frame]) -> tuple[int, ...]:
         """Return the current iterations of all loops that a thread is in."""
+        if len(stack) == 1:
+            return stack[0].known if stack[0].known is not None else stack[0].now()
         return tuple(turn for frame in stack for turn in frame.now())

@@ -11,7 +11,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -127,6 +127,7 @@ class Recorder:
         self.file = kernel_file
         self._turns = Turns()
         self._site_of: dict[tuple[Any, ...], int] = {}
+        self._numbas_code: dict[CodeType, bool] = {}
         self._path_of: dict[tuple[int, ...], int] = {}
         self._begin: list[int] = []  # address of each array
         self._memory: list[tuple[int, int]] = []  # address range that each array may access: first byte, end
@@ -217,12 +218,9 @@ class Recorder:
 
     # ---- accesses
 
-    def _site(self, frame: FrameType) -> int:
-        key = call_chain(frame)
-        site = self._site_of.get(key)
-        if site is None:
-            site = self._site_of[key] = len(self.sites)
-            self.sites.append(self._describe(frame))
+    def _new_site(self, key: tuple[Any, ...], frame: FrameType) -> int:
+        site = self._site_of[key] = len(self.sites)
+        self.sites.append(self._describe(frame))
         return site
 
     def _describe(self, frame: FrameType) -> Site:
@@ -237,9 +235,13 @@ class Recorder:
 
     def access(self, array: Any, address: int, size: int, kind: int) -> int:
         """Record an access of `size` bytes by the running thread and return its row; called by watched arrays."""
+        # Each call in here is one more event for the function that counts iterations: there are few.
         frame: FrameType | None = sys._getframe(2)
         assert frame is not None
-        if _numbas(frame) and "atomic" in frame.f_code.co_qualname.lower():
+        numbas = self._numbas_code.get(frame.f_code)
+        if numbas is None:
+            numbas = self._numbas_code[frame.f_code] = _numbas(frame)
+        if numbas and "atomic" in frame.f_code.co_qualname.lower():
             # The reads and writes of an atomic count as one access, made by its caller.
             while _numbas(frame.f_back):
                 frame = frame.f_back
@@ -259,11 +261,13 @@ class Recorder:
                 f"{size} bytes of {self.arrays[number].name} that are not in its memory: of a copy, as ravel makes one?"
             )
         path = Turns.path(thread.state["loops"])
+        key = call_chain(frame)
+        site = self._site_of.get(key)
         self.rows.append(
             (
                 len(self.blocks) - 1,
                 thread.linear_index,
-                self._site(frame),
+                self._new_site(key, frame) if site is None else site,
                 self._path_of.setdefault(path, len(self._path_of)),
                 self._interval,
                 thread.syncs,

@@ -25,11 +25,14 @@ def position_of(frame: FrameType) -> Any:
     The offset of the instruction would not identify it: once the interpreter has specialised an instruction, `f_lasti`
     may lie in the caches behind it, and the compiler duplicates short code that follows a condition.
     """
-    positions = _positions.get(frame.f_code)
-    if positions is None:
-        found = enumerate(frame.f_code.co_positions())
-        positions = _positions[frame.f_code] = [offset if None in place else place for offset, place in found]
-    return positions[frame.f_lasti // 2]
+    code = frame.f_code
+    return (_positions.get(code) or _positions_of(code))[frame.f_lasti // 2]
+
+
+def _positions_of(code: CodeType) -> list[Any]:
+    found = enumerate(code.co_positions())
+    positions = _positions[code] = [offset if None in place else place for offset, place in found]
+    return positions
 
 
 def call_chain(frame: FrameType | None) -> tuple[Any, ...]:
@@ -38,8 +41,10 @@ def call_chain(frame: FrameType | None) -> tuple[Any, ...]:
     On hardware, a device function called from two places is two pieces of code, because it is inlined.
     """
     chain: list[Any] = []
-    while frame is not None and frame.f_code is not _kernel_caller:
-        chain += [frame.f_code, position_of(frame)]
+    while frame is not None and (code := frame.f_code) is not _kernel_caller:
+        # as `position_of`; a call for each frame at each barrier and each traced access would take longer than the rest
+        chain.append(code)
+        chain.append((_positions.get(code) or _positions_of(code))[frame.f_lasti // 2])
         frame = frame.f_back
     return tuple(chain)
 

@@ -32,9 +32,10 @@ def poisoned(shape: Any, dtype: Any, alignment: int | None) -> np.ndarray[Any, A
         raise ValueError(f"alignment must be a power of two, got {alignment}")
     alignment = max(alignment, 16)
     size = math.prod(shape) * dtype.itemsize
-    raw = np.full((size + alignment) // 4 + 1, _POISON, np.uint32).view(np.uint8)
+    raw = np.empty((size + alignment) // 4 + 1, np.uint32)
+    raw.fill(_POISON)
     start = -raw.__array_interface__["data"][0] % alignment
-    return raw[start : start + size].view(dtype).reshape(shape)
+    return np.ndarray(shape, dtype, raw, start)
 
 
 class Shared:

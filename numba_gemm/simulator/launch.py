@@ -48,6 +48,8 @@ class Launch:
         self.threads: list[SimulatedThread] = []
         self.current: SimulatedThread | None = None
         self.tally = 0
+        # By warp, its last exchange: number, place and result.
+        self._exchanged: dict[int, tuple[int, Any, Any]] = {}
         self._barriers = 0
         self._order: list[SimulatedThread] = []
         self._queue: list[SimulatedThread] = []  # to run before barriers are checked; the next is last
@@ -76,6 +78,7 @@ class Launch:
             SimulatedThread(block_index, (x, y, z), i) for i, (z, y, x) in enumerate(itertools.product(*extents))
         ]
         self._barriers = 0
+        self._exchanged = {}
         self._begin_interval()
         self._switch(self._queue.pop())
         while True:
@@ -166,15 +169,22 @@ class Launch:
         if self.on_end is not None:
             self.on_end(thread)
 
-    def wait(self, frame: FrameType, *, mask: int | None = None, vote: bool = False, orders: bool = True) -> int:
-        """Hold the current thread at the barrier called by `frame`; return how many threads of the block voted yes.
-
-        A wait that does not order memory accesses (`orders`) is no barrier to the detection of races.
-        """
+    def wait(self, frame: FrameType, *, mask: int | None = None, vote: bool = False) -> int:
+        """Hold the current thread at the barrier called by `frame`; return how many threads of the block voted yes."""
         thread = self.current
-        if self._aborting or thread is None or thread.worker is None:
+        if thread is None:
             raise Abort
-        thread.site, thread.frame, thread.mask, thread.vote = call_chain(frame), frame, mask, vote
+        self._hold(thread, call_chain(frame), frame, mask, vote)
+        thread.syncs += mask is not None
+        return self.tally
+
+    def _hold(
+        self, thread: SimulatedThread, site: tuple[Any, ...], frame: FrameType, mask: int | None, vote: bool = False
+    ) -> None:
+        """Hold the current thread until its barrier opens."""
+        if self._aborting or thread.worker is None:
+            raise Abort
+        thread.site, thread.frame, thread.mask, thread.vote = site, frame, mask, vote
         following = self._next()
         if following is not thread:
             assert following is not None  # this thread is alive
@@ -183,30 +193,32 @@ class Launch:
             if self._aborting:
                 raise Abort
         thread.site = thread.frame = None
-        thread.syncs += mask is not None and orders
-        return self.tally
 
-    def exchange(self, frame: FrameType, value: Any) -> list[Any]:
-        """Return the values that the 32 lanes of the current thread's warp pass to the call by `frame`.
+    def exchange(self, frame: FrameType, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
+        """Return what `combine` makes of the values that the warp's 32 lanes pass to the call by `frame`.
 
-        Values are kept twice, for even and odd exchanges: a lane may reach the next exchange, but not the one after it,
-        before all lanes have read this one.
+        The first lane that continues combines them; no lane passes its next value before. The exchange orders no memory
+        accesses, so it is no barrier to the detection of races.
         """
         thread = self.current
         if thread is None:
             raise Abort
         thread.exchanges += 1
         number, site = thread.exchanges, call_chain(frame)
-        thread.passed[number % 2] = (number, site, value)
-        self.wait(frame, mask=ALL_LANES, orders=False)
-        found = [other.passed[number % 2] for other in self.threads if other.warp == thread.warp]
-        here = [one for one in found if one is not None and one[:2] == (number, site)]
-        if len(here) < WARP_SIZE:
-            raise RuntimeError(
-                f"{len(here)} lanes of warp {thread.warp} execute {place_of(frame)} together; the instruction needs "
-                f"all {WARP_SIZE} lanes of a warp"
-            )
-        return [one[2] for one in here]
+        thread.passed = (number, site, value)
+        self._hold(thread, site, frame, ALL_LANES)
+        made = self._exchanged.get(thread.warp)
+        if made is None or made[:2] != (number, site):
+            first = thread.warp * WARP_SIZE
+            found = [other.passed for other in self.threads[first : first + WARP_SIZE]]
+            here = [one for one in found if one is not None and one[:2] == (number, site)]
+            if len(here) < WARP_SIZE:
+                raise RuntimeError(
+                    f"{len(here)} lanes of warp {thread.warp} execute {place_of(frame)} together; the instruction "
+                    f"needs all {WARP_SIZE} lanes of a warp"
+                )
+            made = self._exchanged[thread.warp] = (number, site, combine([one[2] for one in here]))
+        return made[2]
 
     def _switch(self, thread: SimulatedThread, *, idle: Worker | None = None) -> None:
         """Let `thread` run. The caller must sleep next; a caller that becomes idle passes itself as `idle`."""

@@ -25,6 +25,7 @@ SimulatedModule: Any = object
 Dim3: Any = tuple
 NumbaThread: Any = ()  # of Numba's own simulator
 NumbaKernel: Any = object
+NumbaType: Any = ()
 
 
 def _make_casts_fast() -> None:
@@ -36,12 +37,20 @@ def _make_casts_fast() -> None:
 
     names = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)] + ["float32", "float64"]
     numpy_types = {name: getattr(np, name) for name in names}
+    zeros = {name: numpy_types[name](0) for name in names if "int" in name}
     numbers = {int, float, bool, np.bool_, *numpy_types.values()}
     cast_or_signature = types.Type.__call__
 
     def call(self: Any, *args: Any) -> Any:
-        if len(args) == 1 and type(args[0]) in numbers and self.name in numpy_types:
-            return numpy_types[self.name](args[0])
+        if len(args) == 1 and (numpy_type := numpy_types.get(self.name)) is not None:
+            value = args[0]
+            given = type(value)
+            if given is numpy_type:
+                return value
+            if given is int and (zero := zeros.get(self.name)) is not None:
+                return zero + value  # the same number, or the same error, in a fraction of the time
+            if given in numbers:
+                return numpy_type(value)
         return cast_or_signature(self, *args)
 
     types.Integer.__call__ = types.Float.__call__ = call
@@ -52,16 +61,23 @@ if SIMULATOR:
     from numba.cuda.simulator import kernelapi
 
     SimulatedModule, Dim3 = kernelapi.FakeCUDAModule, kernelapi.Dim3
+    from numba.cuda.types import abstract
+
     NumbaThread, NumbaKernel = numba_simulator.BlockThread, numba_simulator.FakeCUDAKernel
+    NumbaType = abstract.Type
     _make_casts_fast()
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
     """Return the NumPy dtype of a Numba type, or of anything that NumPy accepts as a dtype."""
-    from numba.cuda import types
+    return _dtype_of(dtype) if isinstance(dtype, NumbaType) else np.dtype(dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _dtype_of(numba_type: Any) -> np.dtype[Any]:
     from numba.np import numpy_support
 
-    return np.dtype(numpy_support.as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
+    return np.dtype(numpy_support.as_dtype(numba_type))
 
 
 def python_function(kernel: Any) -> Callable[..., Any]:

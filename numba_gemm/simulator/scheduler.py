@@ -74,10 +74,11 @@ def thread_state() -> dict[Any, Any]:
     return current_thread().state
 
 
-def exchange(value: Any) -> list[Any]:
+def exchange(value: Any, combine: Callable[[list[Any]], Any] = list) -> Any:
     """Return the values that the lanes of the running thread's warp pass to the same call, in the order of the lanes.
 
-    For twins of instructions that a warp executes together. As on hardware, all 32 lanes must take part, and memory
+    For twins of instructions that a warp executes together. With `combine`, return its result for these values; one
+    call computes that for all lanes, which must not change it. As on hardware, all 32 lanes must take part, and memory
     accesses before and after the instruction are not ordered by it.
 
     Raises
@@ -87,7 +88,7 @@ def exchange(value: Any) -> list[Any]:
     """
     current_thread()
     assert _active is not None
-    return _active.exchange(sys._getframe(1), value)
+    return _active.exchange(sys._getframe(1), value, combine)
 
 
 def pause(value: Any) -> None:

@@ -66,8 +66,8 @@ class SimulatedThread:
         Position in the block with x fastest, position in its warp, and number of its warp.
     syncs : int
         Number of barriers of its warp that it has passed.
-    exchanges, passed : int, list
-        Number of exchanges with its warp that it has reached; number, place and value of the last even and odd one.
+    exchanges, passed : int, tuple
+        Number of exchanges with its warp that it has reached; number, place and value of the last one.
     state : dict
         Data that device functions keep per thread, such as pending copies; initially empty.
     """
@@ -98,7 +98,7 @@ class SimulatedThread:
         self.state: dict[Any, Any] = {}
         self.syncs = 0
         self.exchanges = 0
-        self.passed: list[tuple[int, Any, Any] | None] = [None, None]
+        self.passed: tuple[int, Any, Any] | None = None
         self.exited = False
         self.worker: Worker | None = None  # None until it starts
         # Where it waits: the chain of calls that led to the barrier, and the frame that called the barrier.

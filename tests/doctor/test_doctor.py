@@ -599,9 +599,13 @@ def test_simulator_asked_for_by_a_word():
 
 
 @pytest.fixture
-def bench(tmp_path) -> Path:
-    """Create a copy of this environment that a test may break: a folder of links to the installed packages."""
-    made = tmp_path / "env"
+def bench(tmp_path_factory) -> Path:
+    """Create a copy of this environment that a test may break: a folder of links to the installed packages.
+
+    It has the same path in all tests, so that Python finds the bytecode of the test before.
+    """
+    made = tmp_path_factory.getbasetemp() / "env"
+    shutil.rmtree(made, ignore_errors=True)
     base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
     if not base.exists():
         pytest.skip(f"needs {base}")
