@@ -65,7 +65,7 @@ def has_cpu_backend(mesh: Mesh) -> bool:
 
 
 def gathered(mesh: Mesh, own: Sequence[int], like: Any = None) -> dict[tuple[int, ...], list[int]]:
-    """Return the integers of every rank, of which each has as many, by coordinate; `like` as for `agreed`."""
+    """Return each rank's integers by coordinate; all pass equally many. `like` is as for `agreed`."""
     device = torch.device("cpu")
     if not has_cpu_backend(mesh):
         on_gpu = like is not None and like.device.type == "cuda"
@@ -82,5 +82,5 @@ def gathered(mesh: Mesh, own: Sequence[int], like: Any = None) -> dict[tuple[int
 
 
 def all_agree(mesh: Mesh, own: bool) -> bool:
-    """Return True if all ranks say so; no rank is further than the beginning of this call before all have begun it."""
+    """Return True if `own` is True on all ranks; return only after all have called it."""
     return all(said for (said,) in gathered(mesh, [int(own)]).values())

@@ -74,10 +74,15 @@ def opened(
 
 
 def release_memory() -> None:
-    """Free the memory that ranks of this host copy from; to be called by all ranks, when their products are complete.
+    """Free the memory that other ranks copy from; all ranks of the default process group have to call it.
 
     Each GPU keeps such memory after a product, for the next one: as much as the shards of A and B that travelled, or as
     the sums for other ranks. PyTorch does not count it as its own.
+
+    Raises
+    ------
+    ValueError
+        If there is no process group, by PyTorch.
 
     Examples
     --------
@@ -132,7 +137,7 @@ class CopyingExecutor(Executor):
 
     @contextmanager
     def together(self, when: str) -> Iterator[None]:
-        """Leave the block when all ranks do; raise an error of this rank, or that another rank has one."""
+        """Run the block; raise an error on all ranks if it fails on one."""
         try:
             yield
         except BaseException:

@@ -38,7 +38,7 @@ class Explanation:
     work : Work
         Panels, or chunks of C, and each rank's steps.
     predicted : Prediction
-        Predicted seconds: a lower bound.
+        Predicted seconds: a lower bound for GPUs of the given speed.
     """
 
     shape: tuple[int, int, int]
@@ -52,7 +52,7 @@ class Explanation:
 
     @property
     def tflops(self) -> float:
-        """Predicted TFLOP/s per GPU: an upper bound."""
+        """Predicted TFLOP/s per GPU: an upper bound for GPUs of the given speed."""
         return 2.0 * prod(self.shape) / prod(self.mesh) / self.predicted.seconds / 1e12
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Explanation:
                 f"C stays in place; {' and '.join(travels)} {'travel' if len(travels) > 1 else 'travels'} in "
                 f"{_counted(len(panels), 'panel')} of up to {max(one.part.extent for one in panels)} elements along "
                 f"{panels[0].axis}, in {held:,} bytes of slots per rank"
-                + (f", copied from {room:,} bytes of other ranks" if self.work.copied else "")
+                + (f"; each rank copies its shards to {room:,} bytes that others read" if self.work.copied else "")
             )
         else:
             sentences.append("Nothing travels")
@@ -181,7 +181,9 @@ def explain(
         raise ValueError(f"bandwidth has {len(links)} numbers and the mesh {dims} dimensions; pass one per dimension")
     division = divide(found, extents, x, y, shards((m, k), x, extents), shards((k, n), y, extents))
     rates = Rates(product_flops(precision) if flops is None else flops, links=(links[0], links[-1]))
-    work = plan_work(division, precision, rates, panel, copied=index("hosts", hosts) == 1)
+    if index("hosts", hosts) < 1:
+        raise ValueError(f"hosts is {hosts}; expected a positive number; pass 1")
+    work = plan_work(division, precision, rates, panel, copied=hosts == 1)
     return Explanation((m, n, k), extents, precision, x, y, found.out, work, work.predicted(rates))
 
 

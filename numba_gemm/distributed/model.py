@@ -41,7 +41,7 @@ from .schedule import (
     travelling,
 )
 
-__all__ = ["IEEE_SPEED", "Prediction", "Rates", "Work", "plan_work", "product_flops"]
+__all__ = ["COPIED_FROM", "IEEE_SPEED", "Prediction", "Rates", "Work", "plan_work", "product_flops"]
 
 IEEE_SPEED = 56.0  # TFLOP/s of an H200 at 16384 cubed
 # Elements along k below which a panel is joined with its neighbour: then reading and writing C again takes less than a
@@ -53,6 +53,7 @@ COMPENSATED = ("bf16x6", "bf16x9", FP32_AUTO)
 MOST_SUMS = 8
 MOST_BYTES = 4 << 30  # of a panel in a slot
 CUTS = (1, 2, 4, 8)  # panels per range between two borders that are considered
+COPIED_FROM = 1e-3  # predicted seconds of a product from which ranks copy, which takes two more exchanges among them
 CLEAR_GAIN = 0.99  # of the time with fewer panels, that more must be expected to take
 CHUNK_BYTES = 256 << 20
 TILE = 128  # edge of a block's tile of C
@@ -171,14 +172,22 @@ def plan_work(division: Division, precision: str, rates: Rates, panel: int | Non
     division, precision, rates
         Product, arithmetic and machine.
     panel : int, optional
-        Most elements per panel along its axis, or rows per chunk; by default the model chooses.
+        Most elements per panel along its axis, or rows per chunk that is not copied; by default the model chooses.
     copied : bool, optional
-        True if ranks can copy from each other's memory. If every rank is to have C as a whole, they broadcast all the
-        same.
+        True if ranks can copy from each other's memory. They broadcast all the same if every rank is to have C as a
+        whole, and for products of less than `COPIED_FROM`.
     """
     found = division.algorithm
     sends = found.reduces or any(one is not None for one in travelling(division))
-    copied = copied and sends and not found.spreads and max(division.grid) > 1
+    if copied and sends and not found.spreads and max(division.grid) > 1:
+        work = _planned(division, precision, rates, panel, copied=True)
+        if work.predicted(rates).seconds >= COPIED_FROM:
+            return work
+    return _planned(division, precision, rates, panel, copied=False)
+
+
+def _planned(division: Division, precision: str, rates: Rates, panel: int | None, copied: bool) -> Work:
+    """Choose panels, or chunks of C, which are copied or sent by all ranks together."""
     if division.algorithm.reduces and copied:
         return Work(division, chunks=tuple(chunks_of(division, max(1, division.shape[0]))), copied=True)
     if division.algorithm.reduces:

@@ -28,7 +28,6 @@ from .shared_memory import buffer_of
 __all__ = ["distributed_sgemm"]
 
 WITHIN, BETWEEN = 300e9, 45e9  # bytes per second by which panels are chosen: NVLink in a host, 400 Gb/s between hosts
-COPIED_FROM = 1e-3  # predicted seconds of a product from which ranks copy, which takes two more exchanges among them
 OBJECTS = {ROWS: Shard(0), COLS: Shard(1), WHOLE: Replicate()}
 
 
@@ -74,8 +73,8 @@ def distributed_sgemm(
     mesh : DeviceMesh, optional
         For shards, instead of a group: a mesh of one or two dimensions.
     panel : int, optional
-        Most elements of a panel along the axis in which it is cut, or rows of C that are added at once. By default a
-        model chooses (`explain`).
+        Most elements of a panel along the axis in which it is cut, or rows of C whose sums NCCL adds at once; it does
+        not matter where ranks copy sums. By default a model chooses (`explain`).
 
     Returns
     -------
@@ -90,15 +89,23 @@ def distributed_sgemm(
         On every rank: for shapes, scalars, placements or precisions that do not fit or differ between ranks, and if
         another rank has refused its arguments; for placements of shards that cannot be multiplied without moving an
         operand as a whole (DTensors are redistributed); as for `tiled_sgemm` otherwise.
+    RuntimeError
+        If another rank has failed while this one copied from it.
 
     Notes
     -----
+    The ranks of one host copy from each other's memory, for which each keeps a buffer (`release_memory` frees it). NCCL
+    sends data instead if ranks are on several hosts, for results that every rank is to have as a whole, for products of
+    less than a millisecond, in CUDA graphs that are being captured, and where ranks cannot open each other's memory or
+    have none left.
+
     The ranks compare their arguments in a small all-gather. With a process group that has a backend for the CPU
     (``init_process_group("cpu:gloo,cuda:nccl")``) the host does not wait for the GPU there. If a rank dies, the others
     end with PyTorch's error within the timeout of the process group.
 
-    The same call on the same mesh gives the same bits. Each panel along k after the first one adds at most 2^-24 of an
-    element's sum to the errors of the precision; for "bf16x6" and "bf16x9" there are at most eight.
+    The same call on the same mesh gives the same bits, as far as NCCL does where it adds sums. Each panel along k after
+    the first one adds at most 2^-24 of an element's sum to the errors of the precision; for "bf16x6" and "bf16x9" there
+    are at most eight.
 
     Examples
     --------
@@ -210,13 +217,13 @@ def _computed(
         if prod(out.shape):
             compute_into(out, a, b, alpha, beta, call.precision)  # type: ignore[arg-type]  # checked
 
-    work, rates = _work(division, call, everyone, copied=has_cpu_backend(ranks))
+    work = _work(division, call, everyone, copied=has_cpu_backend(ranks))
     peers = None
-    if work.copied and work.predicted(rates).seconds >= COPIED_FROM:
+    if work.copied:
         rooms = {at: work.room(_on_grid(division, at)) for at in everyone}
         peers = opened(ranks, out.device, rooms, everyone)
     if peers is None and work.copied:
-        work, rates = _work(division, call, everyone, copied=False)
+        work = _work(division, call, everyone, copied=False)
     given = (work, coordinate, (columns, lines), a, b, out, call.alpha, call.beta, multiply, Lanes(out.device))
     if peers is None:
         Executor(*given).run()
@@ -233,10 +240,10 @@ def _on_grid(division: Division, at: tuple[int, ...]) -> Coordinate:
     return (0, at[0]) if division.grid[0] == 1 else (at[0], 0)
 
 
-def _work(division: Division, call: Call, everyone: dict[tuple[int, ...], Facts], copied: bool) -> tuple[Work, Rates]:
+def _work(division: Division, call: Call, everyone: dict[tuple[int, ...], Facts], copied: bool) -> Work:
     """Choose the panels, from what all ranks know."""
     one_host = len({one.host for one in everyone.values()}) == 1
     copied = copied and one_host and all(one.copies for one in everyone.values())
     flops = 1e6 * min(one.megaflops for one in everyone.values())
     rates = Rates(max(flops, 1.0), links=(WITHIN if one_host else BETWEEN,) * 2)
-    return plan_work(division, call.precision, rates, call.panel, copied), rates
+    return plan_work(division, call.precision, rates, call.panel, copied)

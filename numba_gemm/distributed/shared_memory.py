@@ -53,7 +53,7 @@ class _Allocation:
 
 
 class Buffer:
-    """Memory of this rank that others read, and two events: it is filled, and this rank has read what it needs.
+    """Memory of this rank that others read.
 
     Attributes
     ----------
@@ -61,6 +61,8 @@ class Buffer:
         Random number of the present memory, 0 if there is none.
     room : int
         Its floats.
+    filled, read, free : Event or None
+        Events: the memory has what others need; this rank has copied what it needs; the others have, too.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -89,6 +91,8 @@ class Buffer:
                 self._retired.append(self._allocation)
             self._allocation = allocation
         else:
+            if self.number:
+                os.close(self._file)
             self._file = os.memfd_create("numba_gemm")
             self.memory = _mapped(os.getpid(), self._file, elements)
         self.number, self.room = secrets.randbits(62) | 1, elements
@@ -165,7 +169,7 @@ class Peer:
     def copy(self, target: Tensor, begin: int, pitch: int) -> None:
         """Copy a matrix of the shape of `target` on the current stream: rows of `pitch` floats, from `begin` on.
 
-        `target` has rows without gaps within.
+        The elements of each row of `target` are contiguous.
         """
         rows, cols = target.shape
         if not target.numel():

@@ -22,6 +22,11 @@ from numba_gemm.distributed.placements import COLS, ROWS, WHOLE, algorithm  # no
 ALPHA, BETA, SECONDS = 2.0, -3.0, 30
 
 
+@pytest.fixture(autouse=True)
+def short_products_are_copied(monkeypatch):
+    monkeypatch.setattr("numba_gemm.distributed.model.COPIED_FROM", 0.0)
+
+
 class ThreadStream:
     """A stream: work is done in order, at some time after it was sent."""
 

@@ -153,8 +153,9 @@ WORDS = {
     "blocks": ({"mesh": (2, 2)}, "A and B travel in"),
     "one column": ({"mesh": (2, 1)}, "B travels in"),
     "sums": ({"mesh": 2, "a": COLS, "hosts": 2}, "the sums are added in"),
-    "copied sums": ({"mesh": 2, "a": COLS}, "copies the others' sums for its part of C"),
-    "copies": ({"mesh": 2}, "copied from 2,097,152 bytes of other ranks"),
+    "copied sums": ({"mesh": 2, "a": COLS, "flops": 1e12}, "copies the others' sums for its part of C"),
+    "copies": ({"mesh": 2, "flops": 1e12}, "copies its shards to 2,097,152 bytes that others read"),
+    "short": ({"mesh": 2, "a": COLS}, "the sums are added in 2 chunks of C"),
     "local": ({"mesh": 2, "b": WHOLE}, "Nothing travels"),
     "result": ({"mesh": 2, "out": WHOLE}, "Each block of C is then broadcast to all ranks"),
 }
@@ -172,6 +173,7 @@ WRONG = {
     "algorithm": ({"mesh": 2, "out": COLS}, "pass one of these results: Shard(0), Replicate"),
     "two dimensions": ({"mesh": (2, 2), "a": (COLS, ROWS)}, "divide rows along the first and columns along the second"),
     "bandwidth": ({"mesh": 2, "bandwidth": (1e9, 1e9)}, "bandwidth has 2 numbers"),
+    "hosts": ({"mesh": 2, "hosts": 0}, "hosts is 0; expected a positive number"),
     "precision": ({"mesh": 2, "precision": "fp64"}, "precision is 'fp64'"),
 }
 

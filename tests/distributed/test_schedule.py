@@ -33,6 +33,11 @@ MESHES = [(1,), (2,), (3,), (5,), (1, 3), (2, 1), (2, 2), (2, 3), (3, 2)]
 ALPHA, BETA = 2.0, 3.0
 
 
+@pytest.fixture(autouse=True)
+def short_products_are_copied(monkeypatch):
+    monkeypatch.setattr("numba_gemm.distributed.model.COPIED_FROM", 0.0)
+
+
 def matrices(m, n, k):
     """Integers, so that sums are exact in any order."""
     rng = np.random.default_rng(m + 10 * n + 100 * k)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from numba_gemm.distributed import copying, distributed_sgemm, sgemm
+from numba_gemm.distributed import copying, distributed_sgemm, model, sgemm
 from numba_gemm.distributed.shared_memory import Buffer
 
 TIMEOUT = 10  # seconds of the process group
@@ -121,7 +121,7 @@ def failure(rank, world):
             raise ArithmeticError("this product fails")
         by_torch(out, a, b, alpha, beta, precision)
 
-    sgemm.COPIED_FROM = 0.0
+    model.COPIED_FROM = 0.0
     sums = {"a": torch.ones(3, TERMS // world), "b": torch.ones(TERMS // world, 4)}
     sums["placements"] = ("Shard(1)", "Shard(0)")
     for arguments, when in ((shards(rank), "while it copied panels"), (sums, "before its panels were copied")):
@@ -141,7 +141,7 @@ def apart(rank, world):
         tried.append(told)
         raise OSError("not on this host")
 
-    sgemm.COPIED_FROM = 0.0
+    model.COPIED_FROM = 0.0
     if rank == world - 1:
         Buffer.open = unable
     for _ in range(2):

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
-from numba_gemm.distributed import copying, distributed_sgemm, release_memory, sgemm
+from numba_gemm.distributed import copying, distributed_sgemm, model, release_memory
 from numba_gemm.distributed.placements import algorithm, placement
 from numba_gemm.models.accuracy import ieee_bound
 
@@ -88,7 +88,7 @@ def main(part, rank, world, meeting):
         timeout=timedelta(seconds=60),
     )
     count = 0
-    for sgemm.COPIED_FROM in (0.0, float("inf")):
+    for model.COPIED_FROM in (0.0, float("inf")):
         count += PARTS[part](world)
         assert copying._known
     release_memory()

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 
-from numba_gemm.distributed import copying, distributed_sgemm, release_memory, sgemm
+from numba_gemm.distributed import copying, distributed_sgemm, model, release_memory, sgemm
 from numba_gemm.distributed.placements import algorithm, placement
 from numba_gemm.distributed.shared_memory import all_buffers
 from numba_gemm.models.accuracy import ieee_bound
@@ -140,7 +140,7 @@ def simulated(world):
 
 def copies(world):
     """DTensors and shards again, where ranks copy from each other's memory; larger operands need new memory."""
-    sgemm.COPIED_FROM, run, runs = 0.0, copying.CopyingExecutor.run, []
+    model.COPIED_FROM, run, runs = 0.0, copying.CopyingExecutor.run, []
 
     def counted(self):
         runs.append(self)
@@ -153,11 +153,11 @@ def copies(world):
     count += shards(world)
     assert world == 1 or len(runs) > count / 4
     assert world == 1 or all(one.room > 0 for one in all_buffers())
-    sgemm.COPIED_FROM = SMALL
+    model.COPIED_FROM = SMALL
     return count
 
 
-REAL, SMALL = sgemm.compute_into, sgemm.COPIED_FROM
+REAL, SMALL = sgemm.compute_into, model.COPIED_FROM
 PARTS = {one.__name__: one for one in (dtensors, shards, copies, simulated)}
 
 

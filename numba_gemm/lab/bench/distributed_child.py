@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
-from numba_gemm.distributed import explain, sgemm
+from numba_gemm.distributed import explain, model, sgemm
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench.distributed import BLOCKS, BY_ROWS, COLS, PLACEMENTS, ROWS
 from numba_gemm.simulator.switch import SIMULATOR
@@ -120,9 +120,9 @@ def measured(name: str, n: int, precision: str, *, seconds: float) -> dict[str, 
     if name == BY_ROWS:
         together()
         row["error"] = sampled_error(a, b, out)
-    usual, sgemm.COPIED_FROM = sgemm.COPIED_FROM, float("inf")
+    usual, model.COPIED_FROM = model.COPIED_FROM, float("inf")
     row["broadcast_tflops"] = tflops(together)
-    sgemm.COPIED_FROM = usual
+    model.COPIED_FROM = usual
     if precision == IEEE:
         row["addmm_alone_tflops"] = tflops(lambda: torch.mm(x, y, out=c))
         sgemm.compute_into = by_addmm  # type: ignore[assignment]

@@ -175,8 +175,13 @@ def source_digest() -> str:
 @functools.cache  # parsing all files takes seconds, and a process may record several runs
 def _code_digest(source: bytes) -> bytes:
     """Return the digest of a file's code."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            node.value.value = ...  # a docstring
+    tree = _WithoutDocstrings().visit(ast.parse(source))
     return hashlib.sha256(ast.dump(tree).encode()).digest()
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    """Remove strings that stand alone as statements."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if alone else node
