@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 Panel = Callable[["pd.DataFrame", "Axes"], None]
 
-# Palette of Okabe and Ito, distinguishable with any colour vision.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "black")
+# Palette of Okabe and Ito, distinguishable with any colour vision, and two more.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "black", "0.6", "#8B4513")
 MARKERS = "os^Dv<>*"  # not as many as colours, so that each pair comes late again
 DASHES = ("--", ":")  # of predictions; a column has at most two
 UNITS = {
@@ -39,6 +39,7 @@ UNITS = {
 }
 EVERY = "index >= 0"  # condition of all rows
 DPI = 120
+MANY_LABELS = 6  # of a legend in large letters
 
 
 def pyplot() -> Any:
@@ -74,16 +75,19 @@ def drawn(experiment: Experiment, frame: pd.DataFrame, device: str) -> bytes:
         plt.close(figure)
 
 
-def panels(*parts: Panel, columns: int = 0) -> Callable[[pd.DataFrame, Figure], None]:
-    """Return the plot of some panels, by default in one row."""
+def panels(*parts: Panel, columns: int = 0, sharey: bool = False) -> Callable[[pd.DataFrame, Figure], None]:
+    """Return the plot of some panels, by default in one row; with `sharey`, at the same scale."""
 
     def plot(frame: pd.DataFrame, figure: Figure) -> None:
         across = columns or len(parts)
-        axes = figure.subplots(ceil_div(len(parts), across), across, squeeze=False)
+        axes = figure.subplots(ceil_div(len(parts), across), across, squeeze=False, sharey=sharey)
         for part, place in itertools.zip_longest(parts, axes.flat):
             part(frame, place) if part else place.axis("off")
-            if place.get_legend_handles_labels()[0]:
-                place.legend(fontsize="x-small")
+            if said := place.get_legend_handles_labels()[0]:
+                place.legend(fontsize="xx-small" if len(said) > MANY_LABELS else "x-small")
+        if sharey:  # of all panels, not of the first one
+            axes[0, 0].autoscale(axis="y")
+            axes[0, 0].set_ylim(bottom=0)
 
     return plot
 
@@ -138,8 +142,9 @@ def curves(
             for (column, said), dashes in zip((dashed or predictions(frame, y)).items(), DASHES):
                 axes.plot(at[x], at[column], color=colour, linestyle=dashes, label=None if index else said)
         for axis, column in (lines or {}).items():
-            for value in shown[column].dropna().unique():
-                (axes.axvline if axis == "x" else axes.axhline)(value, color="0.5", linestyle=":")
+            draw_line, said = axes.axvline if axis == "x" else axes.axhline, titled(column)
+            for i, value in enumerate(shown[column].dropna().unique()):
+                draw_line(value, color="0.5", linestyle=":", label=None if i else said)
         if "x" in log:
             axes.set_xscale("log", base=2)
         if "y" in log:
@@ -149,19 +154,19 @@ def curves(
     return draw
 
 
-def bars(y: str, by: list[str], rows: str = EVERY, label: str = "", **labels: Any) -> Panel:
+def bars(y: str, by: list[str], rows: str = EVERY, label: str = "", said: str = "measured", **labels: Any) -> Panel:
     """Return a panel with a bar of a column for each row, the first at the top, and a mark at each prediction.
 
-    The parameters are those of `curves`.
+    The parameters are those of `curves`; `said` is the bars' label.
     """
 
     def draw(frame: pd.DataFrame, axes: Axes) -> None:
         shown = frame.query(rows)
         names = [named(label, tuple(values)) for values in shown[by].itertuples(index=False)]
         places = range(len(names))
-        axes.bar_label(axes.barh(places, shown[y], height=0.6, color=COLOURS[0], label="measured"), fmt=" {:.4g}")
-        for colour, (column, said) in zip(COLOURS[1:], predictions(frame, y).items()):
-            axes.plot(shown[column], places, linestyle="", marker="|", markersize=16, color=colour, label=said)
+        axes.bar_label(axes.barh(places, shown[y], height=0.6, color=COLOURS[0], label=said), fmt=" {:.4g}")
+        for colour, (column, name) in zip(COLOURS[1:], predictions(frame, y).items()):
+            axes.plot(shown[column], places, linestyle="", marker="|", markersize=16, color=colour, label=name)
         axes.set_yticks(places, names, fontsize="small")
         axes.invert_yaxis()
         axes.set(**{"xlabel": titled(y), "xmargin": 0.15} | labels)

@@ -156,7 +156,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 PLOT = panels(
     curves("bytes", "us", "way", log="xy", title="allocate, free and synchronise"),
-    curves("bytes", "free_busy_us", "way", log="xy", title="free while a kernel runs (dotted)", lines={"y": "busy_us"}),
+    curves("bytes", "free_busy_us", "way", log="xy", title="free while a kernel runs", lines={"y": "busy_us"}),
 )
 SMALL = {"sizes": (100, MIB), "busy_us": 200, "rounds": 1}
 SIGNATURES = {"spin": (spin, "int64, uint64[::1]")}

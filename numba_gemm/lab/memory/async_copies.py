@@ -163,9 +163,12 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 PLOT = panels(
     *(
-        curves("kib", "bytes_per_cycle", "width_bytes", f"way == {way!r}", "{} bytes", title=way)
+        curves(
+            "kib", "bytes_per_cycle", "width_bytes", f"way == {way!r}", "{} bytes", title=way, xlabel="KiB per block"
+        )
         for way in (SYNC, ASYNC)
     ),
+    sharey=True,
 )
 SMALL = {"kib": (2, 4), "blocks": 2, "rounds": 1}
 SIGNATURES = {

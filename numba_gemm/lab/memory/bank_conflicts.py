@@ -171,9 +171,16 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+WAVEFRONTS, CYCLES = {"predicted_wavefronts": "predicted wavefronts"}, "cycles per request of a warp"
 PLOT = panels(
-    curves("stride", "us", "width_bits", "stride > 0", "{} bits", log="y", xlabel="stride in elements"),
-    bars("us", ["pattern", "width_bits"], "stride == 0", "{}, {} bits"),
+    curves(
+        *("stride", "cycles", "width_bits", "stride > 0", "{} bits"),
+        log="y",
+        dashed=WAVEFRONTS,
+        xlabel="stride in elements",
+        ylabel=CYCLES,
+    ),
+    bars("cycles", ["pattern", "width_bits"], "stride == 0", "{}, {} bits", xlabel=CYCLES),
 )
 SMALL: dict[str, Any] = {"strides": (1, 2, 32, 33), "patterns": ("broadcast", "multicast, pairs"), "turns": 2}
 SMALL |= {"threads": 32, "blocks": 1, "rounds": 1}

@@ -295,9 +295,11 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+LOOP_AXES: dict[str, Any] = {"xlabel": "threads per block", "ylabel": "ns per multiply-add and barrier"}
+ROUND_AXES: dict[str, Any] = {"xlabel": "ns per round, or per launch of a tile", "xscale": "log", "xmargin": 0.4}
 PLOT = panels(
-    curves("block", "ns_a_turn", "barrier", "measurement == 'loop'", log="xy", title="loop, by threads per block"),
-    bars("ns_a_turn", ["measurement", "barrier"], "measurement not in ['loop', 'divergent']", xscale="log"),
+    curves("block", "ns_a_turn", "barrier", "measurement == 'loop'", log="xy", title="loop", **LOOP_AXES),
+    bars("ns_a_turn", ["measurement", "barrier"], "measurement not in ['loop', 'divergent']", **ROUND_AXES),
     text(["barrier", "outcome"], "measurement == 'divergent'", title="under the scheduler"),
     columns=2,
 )

@@ -250,6 +250,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 PLOT = panels(
     *(curves("region_mib", "ms", "window", f"way == {way!r}", lines={"x": "set_aside_mib"}, title=way) for way in WAYS),
+    sharey=True,
 )
 SMALL = {"set_aside": 1e-4, "stream": 64 << 10, "shares": (1 / 3, 2), "launches": 1, "rounds": 1}
 SIGNATURES = {"double_both": (double_both, "int32[::1], int32[::1], int64, int64")}

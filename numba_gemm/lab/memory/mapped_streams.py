@@ -114,7 +114,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-PLOT = panels(bars("ms", ["turns", "way", "streams"], label="{} turns, {}, {} streams"))
+PLOT = panels(bars("ms", ["turns", "way", "streams"], label="turns {}: {}, streams {}"))
 SMALL = {"elements": 1 << 16, "turns": (1, 2), "streams": (1, 2), "rounds": 1}
 EXPERIMENT = machine.experiment(
     mapped_streams, "9.1.3", claims, PLOT, SMALL, SIGNATURES, allowed={"elements": BLOCK}, unavailable=machine.NO_DRIVER

@@ -166,8 +166,8 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 PLOT = panels(
     bars("gb_s", ["kernel"], xlabel="effective bandwidth in GB/s"),
-    bars("global_sectors_a_warp", ["kernel"]),
-    bars("passes_a_warp", ["kernel"]),
+    bars("global_sectors_a_warp", ["kernel"], said="counted", xlabel="global sectors per warp"),
+    bars("passes_a_warp", ["kernel"], said="counted", xlabel="shared-memory passes per warp"),
 )
 SMALL = {"m": 64, "n": 32, "rounds": 1}
 SIGNATURES = {name: (kernel, "float32[:, ::1], float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()}

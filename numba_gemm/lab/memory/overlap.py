@@ -311,7 +311,7 @@ def timeline(frame: pd.DataFrame, axes: Any) -> None:
         axes.barh(place, at["end_ms"] - begin, 0.36, left=begin, color=COLOURS[index], label=what)
         axes.barh(place, at["predicted_end_ms"] - first, 0.36, left=first, fill=False, linestyle="--")
     axes.invert_yaxis()
-    axes.set(xlabel="ms", ylabel="stream", title="timeline")
+    axes.set(xlabel="ms", ylabel="stream", title="timeline (dashed: predicted)")
 
 
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
@@ -366,7 +366,7 @@ PLOT = panels(
     curves("streams", "ms", "turns", "part == 'staged'", "{} turns", log="x", title="staged"),
     timeline,
     bars("ms", ["streams"], "part == 'remainder'", "{:.0f} streams", title="remainder"),
-    bars("ms", ["what"], "part not in ['staged', 'timeline', 'remainder']"),
+    bars("ms", ["part", "what"], "part not in ['staged', 'timeline', 'remainder']"),
     columns=2,
 )
 SMALL: dict[str, Any] = {"elements": 1 << 14, "turns": (3, 8, 21), "streams": (1, 2, 4)}
