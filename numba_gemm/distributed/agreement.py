@@ -20,11 +20,12 @@ __all__ = ["Mesh", "agreed", "all_agree", "gathered", "has_cpu_backend"]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Ranks of a product: extents, this rank's coordinate, and its process group along each dimension."""
+    """Ranks of a product: extents, this rank's coordinate, its process group along each dimension, and all ranks."""
 
     shape: tuple[int, ...]
     coordinate: tuple[int, ...]
     groups: tuple[Any, ...]
+    ranks: tuple[int, ...]
 
 
 def agreed(mesh: Mesh, own: Facts, error: Exception | None, like: Any = None) -> dict[tuple[int, ...], Facts]:

@@ -28,8 +28,9 @@ __all__ = ["CopyingExecutor", "opened", "release_memory"]
 Numbers: TypeAlias = dict[tuple[int, ...], int]  # of buffers, by coordinate
 Peers: TypeAlias = dict[tuple[int, ...], Peer]
 
-_known: dict[tuple[Any, ...], tuple[Numbers, Peers]] = {}  # buffers that all ranks of a mesh have opened, by its groups
-_separate: set[tuple[Any, ...]] = set()  # meshes whose ranks cannot open each other's memory
+# By the groups and ranks of a mesh: buffers that all of its ranks have opened; meshes whose ranks cannot open them.
+_known: dict[tuple[Any, ...], tuple[Numbers, Peers]] = {}
+_separate: set[tuple[Any, ...]] = set()
 
 
 def opened(
@@ -48,10 +49,12 @@ def opened(
     told : mapping
         Facts of all ranks: numbers of their buffers, and how much room these have.
     """
-    if mesh.groups in _separate:
+    key = (*mesh.groups, *mesh.ranks)
+    lacking = any(facts.lacks and rooms[at] >= facts.lacks for at, facts in told.items())
+    if lacking or key in _separate:
         return None
     numbers = {at: facts.buffer for at, facts in told.items()}
-    known, peers = _known.get(mesh.groups, ({}, {}))
+    known, peers = _known.get(key, ({}, {}))
     if known == numbers and all(rooms[at] <= facts.room for at, facts in told.items()):
         return peers
     buffer, own = buffer_of(device), mesh.coordinate
@@ -65,11 +68,10 @@ def opened(
         peers = {at: buffer.open(one) for at, one in found.items() if at != own}
     if not all_agree(mesh, len(peers) == len(found) - 1 and words not in (NOTHING, CLOSED)):
         if NOTHING not in found.values():
-            _separate.add(mesh.groups)
+            _separate.add(key)
         return None
-    _known[mesh.groups] = {at: one[1] for at, one in found.items()}, peers
-    if len(_known) == 1:  # ranks of other meshes may have old memory open
-        buffer.release()
+    _known[key] = {at: one[1] for at, one in found.items()}, peers
+    buffer.opened_by(one[0] for at, one in found.items() if at != own)
     return peers
 
 
@@ -82,18 +84,20 @@ def release_memory() -> None:
     Raises
     ------
     ValueError
-        If there is no process group, by PyTorch.
+        If there is no process group.
 
     Examples
     --------
     >>> from numba_gemm.distributed import release_memory
     >>> release_memory()  # doctest: +SKIP
     """
+    if not dist.is_initialized():
+        raise ValueError("there is no process group; expected one of all ranks; call this before it is destroyed")
+    _known.clear()
     for step in (Buffer.close_peers, Buffer.free_all):
         for buffer in all_buffers():
             step(buffer)
         dist.barrier()  # closed by all before it is freed
-    _known.clear()
 
 
 class CopyingExecutor(Executor):
@@ -117,16 +121,17 @@ class CopyingExecutor(Executor):
         self.awaited: set[Coordinate] = set()
 
     def run(self) -> None:
-        """Execute all steps."""
+        """Allocate memory and execute all steps; an error of one rank, also for lack of memory, is raised on all."""
         steps = list(self.work.steps(self.coordinate))
         actions: dict[type, Any] = {
             Fetch: self.fetch, Multiply: self.product, Keep: self.keep, Take: self.take, Add: self.add_to_own,
         }  # fmt: skip
-        with self.together("before its panels were copied"):
+        with self.together("before ranks copied"):
+            self.allocate()
             self.lanes.let_products_wait(self.buffer.free)
             self.fill([step for step in steps if isinstance(step, Give)])
             self.lanes.record_products(self.buffer.filled)
-        with self.together("while it copied panels"), self.lanes.run():
+        with self.together("while ranks copied"), self.lanes.run():
             for step in steps:
                 if not isinstance(step, Give):
                     actions[type(step)](step)

@@ -40,7 +40,7 @@ class Executor:
     groups : tuple
         Process groups along the columns and along the rows of the grid; None where the grid has one.
     a, b, out : Tensor
-        This rank's parts.
+        This rank's parts; None for an `out` that is to be allocated.
     alpha, beta : float
         Factors.
     multiply : callable
@@ -56,30 +56,47 @@ class Executor:
         groups: tuple[Any, Any],
         a: Tensor,
         b: Tensor,
-        out: Tensor,
+        out: Tensor | None,
         alpha: float,
         beta: float,
         multiply: Multiplication,
         lanes: Lanes,
     ) -> None:
         self.work, self.division, self.coordinate, self.groups = work, work.division, coordinate, groups
-        self.a, self.b, self.out, self.alpha, self.beta, self.multiply = a, b, out, alpha, beta, multiply
+        self.a, self.b, self.given, self.alpha, self.beta, self.multiply = a, b, out, alpha, beta, multiply
         self.lanes = lanes
-        # All memory is allocated before the second stream begins to wait for the current one.
-        self.slots = {
-            operand: [out.new_empty(work.slot_elements(operand, coordinate)) for _ in range(SLOTS)] for operand in "ab"
-        }
-        rows, cols = self.division.computes(coordinate)
-        largest = max((one.rows.extent * one.cols.extent for one in work.chunks), default=0)
-        self.slots["c"] = [out.new_empty(largest) for _ in range(work.chunk_slots())]
-        self.block = out
-        if self.division.algorithm.spreads and not self.division.algorithm.reduces:
-            self.block = out[rows.slice, cols.slice]
+        self.slots: dict[str, list[Tensor]] = {}
         self.arrived: dict[tuple[str, int], Any] = {}  # events, by operand and panel
         self.read: dict[tuple[str, int], Any] = {}  # events, by operand and slot
 
+    def allocate(self) -> None:
+        """Allocate `out` unless it is given, and slots, before the second stream begins to wait for the current one."""
+        held, computed = self.division.holds(self.coordinate), self.division.computes(self.coordinate)
+        if self.given is None:
+            self.given = self.a.new_empty(*(part.extent for part in held))
+        self.block = self.out
+        if self.division.algorithm.spreads and not self.division.algorithm.reduces:
+            self.block = self.out[computed[0].slice, computed[1].slice]
+        work, largest = self.work, max((one.rows.extent * one.cols.extent for one in self.work.chunks), default=0)
+        counts = {"a": (SLOTS, work.slot_elements("a", self.coordinate))}
+        counts |= {"b": (SLOTS, work.slot_elements("b", self.coordinate)), "c": (work.chunk_slots(), largest)}
+        self.slots = {
+            name: [self.out.new_empty(elements) for _ in range(count)] for name, (count, elements) in counts.items()
+        }
+
+    @property
+    def out(self) -> Tensor:
+        """C and the result."""
+        assert self.given is not None
+        return self.given
+
     def run(self) -> None:
         """Execute all steps."""
+        self.allocate()
+        self.execute()
+
+    def execute(self) -> None:
+        """Execute all steps with the memory that is allocated."""
         actions: dict[type, Any] = {Fetch: self.fetch, Multiply: self.product, Reduce: self.reduce, Spread: self.spread}
         with self.lanes.run():
             for step in self.work.steps(self.coordinate):

@@ -42,6 +42,7 @@ class Facts(NamedTuple):
     copies: int = 0
     buffer: int = 0
     room: int = 0
+    lacks: int = 0
 
 
 EQUAL = Facts._fields[: Facts._fields.index("refused")]

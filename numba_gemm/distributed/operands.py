@@ -68,7 +68,12 @@ def read_mesh(mesh: DeviceMesh | None, group: Any) -> Mesh:
             raise ValueError(
                 "there is no process group; expected an initialised one; call torch.distributed.init_process_group()"
             )
-        return Mesh((dist.get_world_size(group),), (dist.get_rank(group),), (group,))
+        return Mesh(
+            (dist.get_world_size(group),),
+            (dist.get_rank(group),),
+            (group,),
+            tuple(dist.get_process_group_ranks(group)),
+        )
     if mesh.ndim not in OWN:
         raise ValueError(f"mesh has {mesh.ndim} dimensions; expected one or two; pass a part of it, mesh['name']")
     if not all(bool((mesh.mesh.diff(dim=dim) > 0).all()) for dim in range(mesh.ndim)):
@@ -82,7 +87,8 @@ def read_mesh(mesh: DeviceMesh | None, group: Any) -> Mesh:
         raise ValueError(
             f"rank {dist.get_rank()} is not part of the mesh {mesh}; expected calls by its ranks only; call there"
         )
-    return Mesh(tuple(mesh.shape), tuple(at), tuple(mesh.get_group(dim) for dim in range(mesh.ndim)))
+    groups = tuple(mesh.get_group(dim) for dim in range(mesh.ndim))
+    return Mesh(tuple(mesh.shape), tuple(at), groups, tuple(mesh.mesh.flatten().tolist()))
 
 
 def checked(

@@ -100,8 +100,8 @@ def distributed_sgemm(
     have none left.
 
     The ranks compare their arguments in a small all-gather. With a process group that has a backend for the CPU
-    (``init_process_group("cpu:gloo,cuda:nccl")``) the host does not wait for the GPU there. If a rank dies, the others
-    end with PyTorch's error within the timeout of the process group.
+    (``init_process_group("cpu:gloo,cuda:nccl")``) the host does not wait for the GPU there, except in a call that needs
+    a larger buffer. If a rank dies, the others end with PyTorch's error within the timeout of the process group.
 
     The same call on the same mesh gives the same bits, as far as NCCL does where it adds sums. Each panel along k after
     the first one adds at most 2^-24 of an element's sum to the errors of the precision; for "bf16x6" and "bf16x9" there
@@ -123,12 +123,10 @@ def distributed_sgemm(
     call, facts, error = None, Facts(), None
     try:
         call, facts = checked(a, b, out, alpha, beta, precision, placements, out_placements, panel, ranks)
+        facts = _with_buffer(facts, shard_of(a).device)
     except Exception as refused:  # raised by `agreed`, when all ranks know
         error = refused
     like = shard_of(a) if error is None else None
-    if like is not None:
-        buffer, captured = buffer_of(like.device), like.is_cuda and torch.cuda.is_current_stream_capturing()
-        facts = facts._replace(copies=int(not captured), buffer=buffer.number, room=buffer.room)
     everyone = agreed(ranks, facts, error, like)
     assert call is not None
     with torch.no_grad():
@@ -150,6 +148,15 @@ def distributed_sgemm(
         place = None if out is None else shard_of(out)
         local = _computed(division, shard_of(a), shard_of(b), place, call, ranks, everyone)
         return local if out is None else out
+
+
+def _with_buffer(facts: Facts, device: torch.device) -> Facts:
+    """Return facts with those of this rank's buffer, and whether it can be used now."""
+    buffer, captured = buffer_of(device), False
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            captured = torch.cuda.is_current_stream_capturing()
+    return facts._replace(copies=int(not captured), buffer=buffer.number, room=buffer.room, lacks=buffer.lacks)
 
 
 def _of_dtensors(
@@ -208,10 +215,7 @@ def _computed(
     if len(groups) == 1:
         groups.insert(0 if division.grid[0] == 1 else 1, None)
     columns, lines = (one if extent > 1 else None for one, extent in zip(groups, division.grid))
-    rows, cols = division.holds(coordinate)
     check_terms(call.precision, division.shape[2])  # here, all ranks refuse it
-    if out is None:
-        out = a.new_empty(rows.extent, cols.extent)
 
     def multiply(out: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float) -> None:
         if prod(out.shape):
@@ -221,16 +225,17 @@ def _computed(
     peers = None
     if work.copied:
         rooms = {at: work.room(_on_grid(division, at)) for at in everyone}
-        peers = opened(ranks, out.device, rooms, everyone)
+        peers = opened(ranks, a.device, rooms, everyone)
     if peers is None and work.copied:
         work = _work(division, call, everyone, copied=False)
-    given = (work, coordinate, (columns, lines), a, b, out, call.alpha, call.beta, multiply, Lanes(out.device))
+    given = (work, coordinate, (columns, lines), a, b, out, call.alpha, call.beta, multiply, Lanes(a.device))
     if peers is None:
-        Executor(*given).run()
+        executor = Executor(*given)
     else:
         on_grid = {_on_grid(division, at): peer for at, peer in peers.items()}
-        CopyingExecutor(*given, mesh=ranks, buffer=buffer_of(out.device), peers=on_grid).run()
-    return out
+        executor = CopyingExecutor(*given, mesh=ranks, buffer=buffer_of(a.device), peers=on_grid)
+    executor.run()
+    return executor.out
 
 
 def _on_grid(division: Division, at: tuple[int, ...]) -> Coordinate:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import struct
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,14 @@ class Buffer:
         Random number of the present memory, 0 if there is none.
     room : int
         Its floats.
+    lacks : int
+        Floats for which there was no memory; 0 if there was.
     filled, read, free : Event or None
         Events: the memory has what others need; this rank has copied what it needs; the others have, too.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.number, self.room = device, 0, 0
+        self.device, self.number, self.room, self.lacks = device, 0, 0, 0
         self.memory: Tensor | None = None
         self.filled: Any = None
         self.read: Any = None
@@ -75,26 +78,29 @@ class Buffer:
             self.filled, self.read = (torch.cuda.Event(interprocess=True) for _ in range(2))
             self.free = torch.cuda.Event()
         self._allocation: _Allocation | None = None
-        self._retired: list[_Allocation] = []
+        self._openers: set[int] = set()  # processes that have the memory open
+        self._retired: list[tuple[_Allocation, set[int]]] = []  # old memory, and who has it open
         self._file = 0  # descriptor of the memory of a CPU
         self._peers: dict[int, Peer] = {}  # by the number of their owner's process
 
     def reserve(self, elements: int) -> None:
-        """Have room for so many floats; old memory is kept until `release`."""
+        """Have room for so many floats; old memory is kept while others have it open."""
         if elements <= self.room:
             return
         if self.device.type == "cuda":
-            with torch.cuda.device(self.device):
+            self.lacks = elements
+            with torch.cuda.device(self.device), torch.inference_mode(False):
                 allocation = _Allocation(elements)
                 self.memory = torch.as_tensor(allocation, device=self.device)
             if self._allocation is not None:
-                self._retired.append(self._allocation)
-            self._allocation = allocation
+                self._retired.append((self._allocation, self._openers))
+            self._allocation, self._openers, self.lacks = allocation, set(), 0
         else:
             if self.number:
                 os.close(self._file)
             self._file = os.memfd_create("numba_gemm")
             self.memory = _mapped(os.getpid(), self._file, elements)
+            self._openers = set()
         self.number, self.room = secrets.randbits(62) | 1, elements
 
     def told(self) -> list[int]:
@@ -117,35 +123,45 @@ class Buffer:
         """
         owner, number, *parts = told
         words = struct.pack(f"<{WORDS}q", *parts)
-        known = self._peers.get(owner)
-        if known is None or known.number != number:
-            if known is not None:
-                known.close()
-            self._peers[owner] = Peer(self.device, number, words)
+        if (known := self._peers.get(owner)) is not None and known.number == number:
+            return known
+        if known is not None:
+            self._peers.pop(owner).close()
+        self._peers[owner] = Peer(self.device, number, words)
         return self._peers[owner]
 
-    def release(self) -> None:
-        """Free old memory, which no rank has open any more."""
-        if self._retired:
-            with torch.cuda.device(self.device):
-                while self._retired:
-                    self._retired.pop().free()
+    def opened_by(self, processes: Iterable[int]) -> None:
+        """Note processes that have opened the present memory, and closed any old one; free what no process has open."""
+        found = set(processes)
+        self._openers |= found
+        left = [(memory, openers - found) for memory, openers in self._retired]
+        self._retired = [(memory, openers) for memory, openers in left if openers]
+        for memory, openers in left:
+            if not openers:
+                self._free(memory)
 
     def close_peers(self) -> None:
         """Close the memory of all other ranks, after all copies from it."""
-        for peer in self._peers.values():
-            peer.close()
+        peers = list(self._peers.values())
         self._peers.clear()
+        for peer in peers:
+            peer.close()
 
     def free_all(self) -> None:
         """Free all memory, which no rank has open any more, after all work on it."""
+        for memory, _ in self._retired:
+            self._free(memory)
         if self._allocation is not None:
-            self._retired.append(self._allocation)
+            self._free(self._allocation)
         elif self.number:
             os.close(self._file)
         self.memory = self._allocation = None
-        self.number = self.room = 0
-        self.release()
+        self._openers, self._retired = set(), []
+        self.number = self.room = self.lacks = 0
+
+    def _free(self, memory: _Allocation) -> None:
+        with torch.cuda.device(self.device):
+            memory.free()
 
 
 class Peer:
@@ -222,4 +238,5 @@ def _mapped(process: int, file: int, elements: int | None = None) -> Tensor:
     """Return the memory of a process's file, of this size or as large as it is."""
     path = Path(f"/proc/{process}/fd/{file}")
     size = path.stat().st_size // FLOAT32_BYTES if elements is None else elements
-    return torch.from_file(str(path), shared=True, size=size)
+    with torch.inference_mode(False):  # else it could not be written to outside of that mode
+        return torch.from_file(str(path), shared=True, size=size)

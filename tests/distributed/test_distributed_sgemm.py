@@ -45,7 +45,7 @@ def test_every_rank_raises_what_one_refuses(world):
 
 
 @pytest.mark.parametrize("world", [2, exhaustive(3)])
-@pytest.mark.parametrize(("part", "said"), [("failure", "errors"), ("apart", "broadcasts")])
+@pytest.mark.parametrize(("part", "said"), [("failure", "errors"), ("memory", "errors"), ("apart", "broadcasts")])
 def test_ranks_that_fail_to_copy(part, said, world):
     assert outputs("distributed_failures", world, part) == [f"{part} {said}"] * world
 

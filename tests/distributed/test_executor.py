@@ -203,9 +203,15 @@ class Rank:
 
     def run(self, executor, *others):
         """Run the executor; then overwrite all that it may have read, by work sent to the current stream."""
-        slots = [slot for slots in executor.slots.values() for slot in slots]
-        for slot in slots:
-            slot.fill_(float("nan"))
+        allocate, slots = executor.allocate, []
+
+        def with_nan():
+            allocate()
+            slots.extend(slot for slots in executor.slots.values() for slot in slots)
+            for slot in slots:
+                slot.fill_(float("nan"))
+
+        executor.allocate = with_nan
         executor.run()
         self.result = torch.empty_like(self.given[2])
         self.lanes.multiply(partial(self.result.copy_, self.given[2]))

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from numba_gemm.distributed import copying, distributed_sgemm, model, sgemm
-from numba_gemm.distributed.shared_memory import Buffer
+from numba_gemm.distributed import copying, distributed_sgemm, model, release_memory, sgemm
+from numba_gemm.distributed.executor import Executor
+from numba_gemm.distributed.shared_memory import Buffer, buffer_of
 
 TIMEOUT = 10  # seconds of the process group
 TERMS = 12  # of a sum; the number of ranks divides it
@@ -63,7 +64,7 @@ def refusal(**arguments):
     """The text of the error that a call ends with."""
     try:
         distributed_sgemm(**arguments)
-    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+    except (TypeError, ValueError, ArithmeticError, MemoryError, RuntimeError) as error:
         return str(error)
     raise AssertionError("no error")
 
@@ -124,12 +125,45 @@ def failure(rank, world):
     model.COPIED_FROM = 0.0
     sums = {"a": torch.ones(3, TERMS // world), "b": torch.ones(TERMS // world, 4)}
     sums["placements"] = ("Shard(1)", "Shard(0)")
-    for arguments, when in ((shards(rank), "while it copied panels"), (sums, "before its panels were copied")):
+    for arguments, when in ((shards(rank), "while ranks copied"), (sums, "before ranks copied")):
         sgemm.compute_into = failing
         text = refusal(**arguments)
         assert ("this product fails" if rank == world - 1 else f"another rank has failed {when}") in text, text
         sgemm.compute_into = by_torch
         assert (distributed_sgemm(**arguments) == TERMS).all()
+    return "errors"
+
+
+def memory(rank, world):
+    """The last rank has no memory for what it receives, where ranks copy: all raise an error; later products work.
+
+    The first product runs in inference mode, whose tensors cannot be written to outside of it.
+    """
+    allocate = Executor.allocate
+
+    def none_left(self):
+        if rank == world - 1:
+            raise MemoryError("no memory is left")
+        allocate(self)
+
+    model.COPIED_FROM = 0.0
+    with torch.inference_mode():
+        assert (distributed_sgemm(**shards(rank)) == TERMS).all()
+    for _ in range(2):
+        Executor.allocate = none_left
+        text = refusal(**shards(rank))
+        assert ("no memory is left" if rank == world - 1 else "another rank has failed before ranks copied") in text, (
+            text
+        )
+        Executor.allocate = allocate
+        assert (distributed_sgemm(**shards(rank)) == TERMS).all()
+    buffer = buffer_of(torch.device("cpu"))
+    assert buffer.room > 0
+    assert len(buffer._openers) == world - 1
+    release_memory()
+    buffer.lacks = int(rank == world - 1)  # on one rank: none copies
+    assert (distributed_sgemm(**shards(rank)) == TERMS).all()
+    assert buffer.room == 0
     return "errors"
 
 
@@ -152,7 +186,7 @@ def apart(rank, world):
     return "broadcasts"
 
 
-PARTS = {one.__name__: one for one in (disagreement, death, failure, apart)}
+PARTS = {one.__name__: one for one in (disagreement, death, failure, memory, apart)}
 
 
 def main(part, rank, world, meeting):
