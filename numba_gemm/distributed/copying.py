@@ -64,6 +64,8 @@ def opened(
         words = CLOSED
         words = buffer.told()
     found, peers = gathered(mesh, words), {}
+    others = {one[0] for at, one in found.items() if at != own}
+    buffer.note_openers(others)  # also if one of them fails
     with suppress(Exception):
         peers = {at: buffer.open(one) for at, one in found.items() if at != own}
     if not all_agree(mesh, len(peers) == len(found) - 1 and words not in (NOTHING, CLOSED)):
@@ -71,7 +73,7 @@ def opened(
             _separate.add(key)
         return None
     _known[key] = {at: one[1] for at, one in found.items()}, peers
-    buffer.opened_by(one[0] for at, one in found.items() if at != own)
+    buffer.free_closed(others)
     return peers
 
 
@@ -169,14 +171,10 @@ class CopyingExecutor(Executor):
 
     def multiply_chunk(self, chunk: Chunk, place: Tensor, beta: float) -> None:
         """Multiply own parts of A and B for a chunk of C."""
-        inner = self.division.inner(self.coordinate)
-        a = self.within(self.a, self.division.a_rows, self.division.a_inner, chunk.rows, inner)
-        b = self.within(self.b, self.division.b_inner, self.division.b_cols, inner, chunk.cols)
-        self.lanes.multiply(partial(self.multiply, place, a, b, self.alpha, beta))
+        self.lanes.multiply(partial(self.multiply, place, *self.chunk_operands(chunk), self.alpha, beta))
 
-    def copy(self, rank: int, dim: int, target: Tensor, begin: int, pitch: int) -> None:
-        """Copy from another rank of this one's row or column of the grid, on the second stream."""
-        at = (rank, self.coordinate[1]) if dim == 0 else (self.coordinate[0], rank)
+    def copy(self, at: Coordinate, target: Tensor, begin: int, pitch: int) -> None:
+        """Copy from another rank, on the second stream."""
         peer = self.peers[at]
         if at not in self.awaited:
             self.awaited.add(at)
@@ -199,7 +197,7 @@ class CopyingExecutor(Executor):
             before = self.work.shared_elements("a", root) if operand == "b" else 0
             own_rows, own_cols = self.ranges(panel, operand, piece.part)
             begin = before + (own_rows.begin - rows.begin) * cols.extent + own_cols.begin - cols.begin
-            self.copy(piece.root, 0 if operand == "b" else 1, target, begin, cols.extent)
+            self.copy(root, target, begin, cols.extent)
         self.arrived[operand, step.panel] = self.lanes.after_line()
 
     def view(self, panel: Panel, operand: str, slot: int, part: Part) -> tuple[Tensor, Tensor]:
@@ -226,7 +224,7 @@ class CopyingExecutor(Executor):
         """Copy another rank's sums."""
         self.lanes.let_line_wait(self.read.pop(("c", step.slot), None))
         target = self.chunk_slot(step.chunk, step.slot)
-        self.copy(step.rank, 0, target, step.begin, target.shape[1])
+        self.copy((step.rank, self.coordinate[1]), target, step.begin, target.shape[1])
         self.arrived["c", step.slot] = self.lanes.after_line()
 
     def add_to_own(self, step: Add) -> None:

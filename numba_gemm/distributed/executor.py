@@ -205,9 +205,7 @@ class Executor:
         """Multiply for a chunk of C, in place on its root, and add the sums of all ranks there."""
         chunk, roots = step.chunk, step.chunk.root == self.coordinate[0]
         self.lanes.let_products_wait(self.read.pop(("c", step.slot), None))
-        inner = self.division.inner(self.coordinate)
-        a = self.within(self.a, self.division.a_rows, self.division.a_inner, chunk.rows, inner)
-        b = self.within(self.b, self.division.b_inner, self.division.b_cols, inner, chunk.cols)
+        a, b = self.chunk_operands(chunk)
         stored = self.slots["c"][step.slot][: chunk.rows.extent * chunk.cols.extent]
         target = stored.view(chunk.rows.extent, chunk.cols.extent)
         place = self.place(chunk) if roots else None
@@ -228,6 +226,12 @@ class Executor:
         self.lanes.let_line_wait(self.lanes.after_products())
         self.lanes.communicate(add)
         self.read["c", step.slot] = self.lanes.after_line()
+
+    def chunk_operands(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """Return the parts of A and B that this rank multiplies for a chunk of C."""
+        inner = self.division.inner(self.coordinate)
+        a = self.within(self.a, self.division.a_rows, self.division.a_inner, chunk.rows, inner)
+        return a, self.within(self.b, self.division.b_inner, self.division.b_cols, inner, chunk.cols)
 
     def place(self, chunk: Chunk | Spread) -> Tensor | None:
         """Return the part of `out` for a chunk of C; None if this rank has none."""

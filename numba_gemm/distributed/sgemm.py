@@ -126,8 +126,7 @@ def distributed_sgemm(
         facts = _with_buffer(facts, shard_of(a).device)
     except Exception as refused:  # raised by `agreed`, when all ranks know
         error = refused
-    like = shard_of(a) if error is None else None
-    everyone = agreed(ranks, facts, error, like)
+    everyone = agreed(ranks, facts, error, shard_of(a) if error is None else None)
     assert call is not None
     with torch.no_grad():
         if isinstance(a, DTensor):

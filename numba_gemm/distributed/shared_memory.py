@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import struct
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -130,15 +129,18 @@ class Buffer:
         self._peers[owner] = Peer(self.device, number, words)
         return self._peers[owner]
 
-    def opened_by(self, processes: Iterable[int]) -> None:
-        """Note processes that have opened the present memory, and closed any old one; free what no process has open."""
-        found = set(processes)
-        self._openers |= found
-        left = [(memory, openers - found) for memory, openers in self._retired]
-        self._retired = [(memory, openers) for memory, openers in left if openers]
-        for memory, openers in left:
-            if not openers:
+    def note_openers(self, processes: set[int]) -> None:
+        """Note processes that may open the present memory."""
+        self._openers |= processes
+
+    def free_closed(self, processes: set[int]) -> None:
+        """Free old memory that no process has open, since these have closed it."""
+        retired, self._retired = self._retired, []
+        for memory, openers in retired:
+            if openers <= processes:
                 self._free(memory)
+            else:
+                self._retired.append((memory, openers - processes))
 
     def close_peers(self) -> None:
         """Close the memory of all other ranks, after all copies from it."""

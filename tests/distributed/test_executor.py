@@ -131,7 +131,7 @@ class OnThreads(Executor):
 
 
 class Memory:
-    """What a rank has for others to copy, as its `Buffer` and as their `Peer`."""
+    """Memory of a rank that others copy from, as its `Buffer` and as their `Peer`."""
 
     def __init__(self, elements):
         self.memory = torch.full((elements,), float("nan"))

@@ -47,15 +47,14 @@ def seconds_per_call(call: Call, seconds: float) -> float:
     call()
     synchronize()
     count = max(1, int(seconds / largest(time.perf_counter() - begin)))
-    found = []
-    for _ in range(2):
+    for _ in range(2):  # the second time counts
         synchronize()
         begin = time.perf_counter()
         for _ in range(count):
             call()
         synchronize()
-        found.append((time.perf_counter() - begin) / count)
-    return largest(found[-1])
+        taken = (time.perf_counter() - begin) / count
+    return largest(taken)
 
 
 def by_addmm(out: Any, a: Any, b: Any, alpha: float, beta: float, precision: str) -> None:
