@@ -197,12 +197,12 @@ def _explanation(
     a_access, b_access, c_vectors = _accesses(choice.stage, config, oriented)
     (rows, cols), blocks = _block_tile(choice, oriented), prod(grid)
     tiles = ceil_div(oriented.m, rows) * ceil_div(oriented.n, cols)
-    fields, shares = _schedule_words(choice, launches), 1
+    fields, shares, saved = _schedule_words(choice, launches), 1, 0.0
     if isinstance(choice.stage, TensorStage):
+        saved = sum(_prepared_seconds(product, precision, gpu) for product in products)
         shares = choice.stage.shares(config, oriented.converted, choice.precision, choice.partition)
     converting = sum(tensor_heuristics.copy_seconds(conversion_bytes(one), gpu.memory_bandwidth) for one in products)
     clocks = sum(one.clocks for one in choices) if all(one.clocks for one in choices) else None
-    saved = sum(_prepared_seconds(product, precision, gpu) for product in products)
     reason = choice.reason or heuristics.choose(heuristics.problem(products[0], gpu, precision)).reason
     return Explanation(
         stage=choice.stage.name,

@@ -16,6 +16,7 @@ from ..kernels.product import ONE, Product
 from ..kernels.stage import IEEE, Gpu, Partition, Stage
 from ..kernels.step import Kernel
 from ..kernels.tensor_core import TENSOR_STAGES
+from ..kernels.tensor_core.fused_stage import FusedStage
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..models.gpu_names import dotted
@@ -24,7 +25,8 @@ from . import cost_model, tensor_heuristics
 from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, Costs, Way, common_divisors, costs_of, memory_clocks
 from .precision import tensor_stage
 
-TF32_TMA = TENSOR_STAGES["tf32_tma"]
+TF32_TMA, FUSED = TENSOR_STAGES["tf32_tma"], TENSOR_STAGES["fused_decomposition"]
+FUSED_PRECISION, FUSED_CC = "bf16x6", (9, 0)  # in which, and where, `FUSED` was timed
 TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
 DECOMPOSING = 2.0  # factor by which decomposed operands must be expected to be faster than those of tensor maps
@@ -193,6 +195,7 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     before = 0.0
     if not isinstance(stage, TmaStage):
         before = tensor_heuristics.decomposition_seconds(precision, m, n, k, matrices, matrices, bandwidth)
+    fused = only is None and precision == FUSED_PRECISION and k < LONG_SUM and wanted.cc == FUSED_CC
     dividing = only is None and tma and k >= LONG_SUM and m * n * matrices <= sm_count * FEW_TILES_ELEMENTS
     found = [
         Choice(stage, config, partition, False, LAUNCH + (before + seconds) * clock_hz, "", precision)
@@ -200,6 +203,12 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
             stage, precision, m, n, k, matrices, sm_count, tma, bandwidth, None if dividing else most
         )
     ]
+    if fused:
+        # Longer sums are divided among blocks instead, or decomposed once.
+        config = FUSED.configs[0]
+        seconds = tensor_heuristics.fused_seconds(config, m, n, k, matrices, sm_count)
+        other = Choice(FUSED, config, None, False, LAUNCH + seconds * clock_hz, "", precision)
+        found = sorted([*found, other], key=lambda one: one.clocks)
     if dividing:
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
         others = [one for one in _ranked_tensor(wanted._replace(tma=""), None) if one.partition is not None]
@@ -388,7 +397,8 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     if choice.swapped:
         text += ", computed as the transpose"
     if wanted.precision != IEEE:
-        text += ", operands as they are" if by_maps else ", operands decomposed first"
+        own = isinstance(choice.stage, TmaStage | FusedStage)
+        text += ", operands as they are" if own else ", operands decomposed first"
     micros = choice.clocks / wanted.clock_hz * 1e6
     candidates = "the only candidate" if count == 1 else f"the least of {count} candidates"
     return f"{text}; expected to take {micros:.1f} us, {candidates}"

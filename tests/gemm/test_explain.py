@@ -214,6 +214,11 @@ def test_precisions(precision, size):
     a, b = untouched(size, size), untouched(size, size)
     told = explain(a, b, precision=precision)
     direct = precision == "tf32"
+    if precision == "bf16x6" and size == 512:
+        assert (told.stage, told.launches, told.workspace_bytes) == ("fused_decomposition", 1, 0)
+        assert (told.a_access, told.b_access, told.blocks, told.tile) == ("along4", "across4", 256, (32, 32, 64))
+        assert "operands as they are" in told.reason
+        return
     assert told.stage == ("tf32_tma" if direct else "persistent")
     assert told.precision == precision
     assert told.launches == {"tf32": 1, "fp16x3": 3}.get(precision, 2)
@@ -272,7 +277,8 @@ def test_tiles_of_a_product_by_tensor_maps(layouts):
     [
         ((4096, 4096, 4096), "bf16x6", "its error and range are no worse than those of ieee, and it is expected"),
         ((4096, 4096, 128), "ieee", "no larger than that of float32 sums only from K = 256 on"),
-        ((512, 512, 512), "ieee", "bf16x6 is expected to take "),
+        ((512, 512, 512), "bf16x6", "its error and range are no worse than those of ieee, and it is expected"),
+        ((100, 3000, 600), "ieee", "bf16x6 is expected to take "),
         ((64, 65536, 4096), "ieee", "bf16x6 is expected to take "),
     ],
 )
@@ -286,7 +292,8 @@ def test_what_fp32_auto_stands_for(extents, stands_for, why):
     same = explain(untouched(m, k), untouched(k, n), precision=stands_for)
     assert told.reason.endswith("; " + same.reason)
     assert dataclasses.replace(told, reason=same.reason) == same
-    assert (told.stage, told.launches) == (("persistent", 2) if stands_for == "bf16x6" else ("stream_k", 1))
+    stages = {"ieee": ("stream_k", 1), "bf16x6": ("fused_decomposition", 1) if k < 1024 else ("persistent", 2)}
+    assert (told.stage, told.launches) == stages[stands_for]
 
 
 @pytest.mark.usefixtures("tensor_cores")
@@ -331,7 +338,7 @@ def test_stages_and_precisions():
     assert "stage one_warpgroup was asked for; " in told.reason
     with pytest.raises(ValueError, match="precision is 'tf32' and stage is 'naive', which computes in ieee"):
         explain(a, b, stage="naive", precision="tf32")
-    batch = explain(untouched(3, 5, 256, 256), untouched(5, 256, 256), precision="bf16x6")
+    batch = explain(untouched(3, 5, 256, 256), untouched(5, 256, 256), precision="bf16x9")
     assert batch.launches == 2 * 3, "each launch takes one dimension of the batch"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import sys
 from types import SimpleNamespace
@@ -23,7 +24,11 @@ H200 = (9, 0)
 # Tiles of 128x256 are for precisions with one product of parts only.
 WIDE = ("128x256-c2p1",)
 TILES = ("128x128-c2p1", "64x128-c1p1", "64x64-c1p1")
-COMPENSATED = (*TILES, "64x96-c1p1")
+LONG = "persistent_bf16x6_64x96-c1p1"  # for long sums only
+FUSED = {  # for short sums only
+    f"fused_decomposition_bf16x6_stepwise_32x32x64-4x8-w32x32-k4-s3_{a}_{b}"
+    for a, b in [*itertools.product(("along4", "across4"), repeat=2), ("any", "any")]
+}
 MAPPED = ("128x256-c2p1", "128x192-c2p1", "128x128-c2p1", "64x128-c1p1", "64x64-c1p1")
 
 
@@ -68,8 +73,8 @@ EXPECTED = {
     "tf32x3": persistent("tf32x3", TILES),
     "bf16": persistent("bf16", WIDE + TILES),
     "bf16x3": persistent("bf16x3", TILES),
-    "bf16x6": persistent("bf16x6", COMPENSATED),
-    "bf16x9": persistent("bf16x9", COMPENSATED),
+    "bf16x6": persistent("bf16x6", TILES) | {LONG} | FUSED,
+    "bf16x9": persistent("bf16x9", TILES),
     "fp16x3": persistent("fp16x3", TILES),
 }
 
@@ -87,6 +92,11 @@ def test_kernels_of_a_precision(precision, fetched):
         assert one.config in name
         assert (one.variant, one.cc) == (precision, H200)
         assert bool(one.config) == (one.stage in TENSOR_STAGES), "kernels that prepare operands have no configuration"
+
+
+def test_tensor_cores_have_at_most_fifty_kernels(fetched):
+    precompile(cc=H200, precision=TENSOR_PRECISIONS)
+    assert len(set(fetched)) == len(fetched) <= 50
 
 
 @pytest.mark.parametrize("precision", ["bf16x6", "tf32", "fp16x3"])

@@ -73,7 +73,7 @@ def shift(value, row, col, bias):
 
 @pytest.mark.parametrize("sides", ["b", "a", "ab"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("extents", [(300, 200, 100), (64, 64, 9000)], ids=["whole", "divided"])
+@pytest.mark.parametrize("extents", [(600, 700, 1024), (64, 64, 9000)], ids=["whole", "divided"])
 def test_a_prepared_operand_is_not_decomposed_again(torch, gpu, full_checks, extents, precision, sides):
     m, n, k = extents
     a, b = tensor(m, k), turned(tensor(n, k))
@@ -129,7 +129,7 @@ def test_a_prepared_operand_is_not_decomposed_again(torch, gpu, full_checks, ext
 
 def test_operands_of_other_products(torch, gpu):
     """A batch of A, 16 bits of A, an epilogue with a vector, a vector as A: parts come last, behind other vectors."""
-    weights = prepare(tensor(96, 128), "bf16x6")
+    weights = prepare(tensor(96, 128), "bf16x9")
     place, bias = weights.parts.data_ptr(), Tensor(on_boundary(filled(1, 128)[0]))
     halves = half_tensor(filled(48, 96))
     cases = (
@@ -154,29 +154,45 @@ def test_operands_of_other_products(torch, gpu):
 
 
 def test_scratch_memory_is_that_of_the_other_operand(torch):
-    product = plan(300, 200, 1000, precision="bf16x6")
+    product = plan(300, 200, 1000, precision="bf16x9")
     a, b = tensor(300, 1000), tensor(1000, 200)
-    usual, told = explain(a, b, precision="bf16x6"), explain(a, prepare(b, "bf16x6"))
+    usual, told = explain(a, b, precision="bf16x9"), explain(a, prepare(b, "bf16x9"))
     assert (usual.a_access, usual.b_access) == ("decomposed", "decomposed")
     assert (told.a_access, told.b_access) == ("decomposed", "prepared")
     assert told.workspace_bytes < usual.workspace_bytes == product.workspace_bytes
     assert told.microseconds < usual.microseconds
-    assert (told.stage, told.config, told.split, told.precision) == (usual.stage, usual.config, usual.split, "bf16x6")
-    both = explain(prepare(a, "bf16x6", side="a"), prepare(b, "bf16x6"))
+    assert (told.stage, told.config, told.split, told.precision) == (usual.stage, usual.config, usual.split, "bf16x9")
+    both = explain(prepare(a, "bf16x9", side="a"), prepare(b, "bf16x9"))
     assert (both.workspace_bytes, both.launches, both.a_access) == (0, 1, "prepared")
     assert both.microseconds < told.microseconds
     assert "chosen as if A and B were not prepared" in both.reason
 
 
 def test_plan(torch, gpu):
-    product, weights = plan(64, 128, 96, precision="bf16x6"), prepare(tensor(96, 128), "bf16x6")
+    product, weights = plan(64, 128, 96, precision="bf16x9"), prepare(tensor(96, 128), "bf16x9")
     for _ in range(3):
         with gpu.recording() as made:
             product(tensor(64, 96), weights, tensor(64, 128))
         assert made[-1].b[0] == weights.parts.data_ptr()
         assert (made[-1].grid, made[-1].block) == (product.grid, product.block)
-    with pytest.raises(ValueError, match=r"precision is 'bf16x9' and b was prepared for 'bf16x6'.*prepare\(array"):
-        plan(64, 128, 96, precision="bf16x9")(tensor(64, 96), weights)
+    with pytest.raises(ValueError, match=r"precision is 'bf16x6' and b was prepared for 'bf16x9'.*prepare\(array"):
+        plan(64, 128, 96, precision="bf16x6")(tensor(64, 96), weights)
+
+
+def test_parts_that_are_not_read(torch, gpu):
+    """Small products are decomposed where they are multiplied, prepared or not: the bits are the same."""
+    a, b = tensor(64, 96), tensor(96, 128)
+    weights = prepare(b, "bf16x6")
+    with gpu.recording() as made:
+        tiled_sgemm(a, b, precision="bf16x6")
+        tiled_sgemm(a, weights)
+    usual, did = made
+    assert usual.kernel == did.kernel
+    assert usual.kernel.startswith("fused_decomposition_bf16x6")
+    assert usual.b == did.b
+    told = explain(a, weights)
+    assert (told.stage, told.launches, told.workspace_bytes) == ("fused_decomposition", 1, 0)
+    assert told.microseconds == explain(a, b, precision="bf16x6").microseconds
 
 
 def test_fp32_auto_uses_parts_where_it_stands_for_their_precision(torch, gpu, full_checks):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ...device.access import ACCESSES
 from ...device.units import MAX_GRID_Y, ceil_div
 from ...typing import PrecisionName
 from ..code import Code
@@ -19,6 +18,7 @@ from .precision import TENSOR_PRECISIONS, TensorPrecision
 from .stage import precision_for
 
 SIGNATURE = Code("tensor_core.signatures", "fused_signature")
+VECTORS, ANY = ("along4", "across4"), "any"  # accesses to an operand's tiles, see `numba_gemm.device.access`
 
 
 class FusedVariant(NamedTuple):
@@ -29,7 +29,7 @@ class FusedVariant(NamedTuple):
     precision : TensorPrecision
         Precision.
     a, b : str
-        Access to the operands' tiles, one of `numba_gemm.device.access.ACCESSES`; that of B is to its transpose.
+        Access to the operands' tiles, in vectors or "any" for both; that of B is to its transpose.
     epilogue : callable or None
         Device function ``(value, row, col, *vectors)`` applied to each element of C.
     vectors : int
@@ -75,10 +75,11 @@ class FusedStage(Stage):
         return Kernel(name, self.build, SIGNATURE, config, variant, config.dynamic_shared, config.threads)
 
     def accesses(self, product: Product) -> tuple[str, str]:
-        """Return the accesses to tiles of A and of B."""
+        """Return the accesses to tiles of A and of B: of both in vectors, or of neither, which keeps kernels few."""
         _, _, a_step = product.batch.a
         _, _, b_step = product.batch.b
-        return access_of(ACCESSES, product.a, a_step), access_of(ACCESSES, product.b.transposed, b_step)
+        found = access_of(VECTORS, product.a, a_step), access_of(VECTORS, product.b.transposed, b_step)
+        return (ANY, ANY) if ANY in found else found
 
     def kernel(self, config: TileConfig, product: Product, precision: str = "") -> Kernel:
         """Return the kernel that multiplies operands of these layouts."""
