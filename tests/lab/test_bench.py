@@ -1109,10 +1109,8 @@ from numba.cuda import types
 from numba_gemm.inspect import sass
 from numba_gemm.lab.registry import load
 from numba_gemm.runtime.compiler import compile_cubin
-kernels = load("memory_spaces").kernels
-for name, kernel in (("fp32", "multiply_add"), ("dram", "read_global"), ("shared", "read_shared")):
-    function, signature = kernels[kernel]
-    cubin = compile_cubin(function, eval(f"({signature},)", vars(types).copy()), (9, 0), name=kernel)
+for name, (function, signature) in load("ceilings").kernels.items():
+    cubin = compile_cubin(function, eval(f"({signature},)", vars(types).copy()), (9, 0), name=name)
     (instructions,) = sass.functions(sass.disassemble(cubin.code)).values()
     loop = min((l for l in sass.loops(instructions) if len(l.instructions) > 50), key=lambda l: len(l.instructions))
     widths = [[opcode, bits] for opcode, bits in sass.access_widths(loop.instructions)]

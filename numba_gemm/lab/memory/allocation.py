@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from cuda.bindings import driver
-from numba import cuda
 
 from numba_gemm.device.texture import nanoseconds
 from numba_gemm.lab.harness.experiment import Unavailable
@@ -27,7 +26,7 @@ PATTERN = 0x12345678
 HELD = 3  # allocations at a time, whose addresses tell the alignment
 
 
-@cuda.jit
+@machine.kernel("int64, uint64[::1]")
 def spin(duration: Any, out: Any) -> None:
     """Run for so many nanoseconds."""
     begin = nanoseconds()
@@ -159,5 +158,4 @@ PLOT = panels(
     curves("bytes", "free_busy_us", "way", log="xy", title="free while a kernel runs", lines={"y": "busy_us"}),
 )
 SMALL = {"sizes": (100, MIB), "busy_us": 200, "rounds": 1}
-SIGNATURES = {"spin": (spin, "int64, uint64[::1]")}
-EXPERIMENT = machine.experiment(allocation, "9.3", claims, PLOT, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)
+EXPERIMENT = machine.gpu_experiment(allocation, "9.3", claims, PLOT, SMALL, [spin])

@@ -29,7 +29,7 @@ WINDOWS = ("none", "whole", "guide", "spread")
 POLICY = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
 
 
-@cuda.jit
+@machine.kernel("int32[::1], int32[::1], int64, int64")
 def double_both(persistent: Any, streaming: Any, region: Any, size: Any) -> None:
     """Double one element of the region and one of the stream per thread; both sizes are in elements."""
     tid = uint32(cuda.grid(1))
@@ -253,5 +253,4 @@ PLOT = panels(
     sharey=True,
 )
 SMALL = {"set_aside": 1e-4, "stream": 64 << 10, "shares": (1 / 3, 2), "launches": 1, "rounds": 1}
-SIGNATURES = {"double_both": (double_both, "int32[::1], int32[::1], int64, int64")}
-EXPERIMENT = machine.experiment(l2_persistence, "9.2.2", claims, PLOT, SMALL, SIGNATURES)
+EXPERIMENT = machine.experiment(l2_persistence, "9.2.2", claims, PLOT, SMALL, [double_both])

@@ -8,7 +8,7 @@ import pandas as pd
 
 from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.overlap import BLOCK, PERIOD, SIGNATURES, worker
+from numba_gemm.lab.memory.overlap import BLOCK, PERIOD, work, worker
 from numba_gemm.runtime.timing import Call
 
 STAGED, READ, WRITTEN, MAPPED = "staged", "read", "written", "mapped"
@@ -116,6 +116,4 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 PLOT = panels(bars("ms", ["turns", "way", "streams"], label="turns {}: {}, streams {}"))
 SMALL = {"elements": 1 << 16, "turns": (1, 2), "streams": (1, 2), "rounds": 1}
-EXPERIMENT = machine.experiment(
-    mapped_streams, "9.1.3", claims, PLOT, SMALL, SIGNATURES, allowed={"elements": BLOCK}, unavailable=machine.NO_DRIVER
-)
+EXPERIMENT = machine.gpu_experiment(mapped_streams, "9.1.3", claims, PLOT, SMALL, [work], allowed={"elements": BLOCK})

@@ -81,4 +81,4 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 PLOT = panels(bars("tflop_s", ["extent", "tile"], label="{} cubed, tiles of {}"))
 SMALL = {"extents": (32,), "rounds": 1}
-EXPERIMENT = machine.experiment(partial_tiles, "9.2.3.2", claims, PLOT, SMALL, {}, allowed={"extents": max(CONFIGS)})
+EXPERIMENT = machine.experiment(partial_tiles, "9.2.3.2", claims, PLOT, SMALL, allowed={"extents": max(CONFIGS)})

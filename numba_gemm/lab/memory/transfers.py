@@ -73,7 +73,7 @@ def scattered(pieces: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(2 * pieces)[:pieces]
 
 
-@cuda.jit
+@machine.kernel("uint32[::1], uint32[::1], int64[::1], int64")
 def unpack(target: Any, packed: Any, places: Any, length: Any) -> None:
     """Copy each piece of `length` consecutive elements to its place, with one row of blocks per piece."""
     piece = cuda.blockIdx.y
@@ -82,7 +82,7 @@ def unpack(target: Any, packed: Any, places: Any, length: Any) -> None:
         target[places[piece] * length + x] = packed[piece * length + x]
 
 
-@cuda.jit
+@machine.kernel("float32[::1]")
 def step(data: Any) -> None:
     """Add one to each element; a step of a chain."""
     x = cuda.grid(1)
@@ -395,5 +395,4 @@ PLOT = panels(
 )
 SMALL: dict[str, Any] = {"sizes": (4 << 10, 64 << 10, 1 << 20), "pinning_sizes": (64 << 10, 1 << 20), "pieces": 20}
 SMALL |= {"piece_bytes": (1 << 10, 4 << 10), "steps": (1, 3), "chain_bytes": 1 << 16, "rounds": 2}
-SIGNATURES = {"unpack": (unpack, "uint32[::1], uint32[::1], int64[::1], int64"), "step": (step, "float32[::1]")}
-EXPERIMENT = machine.experiment(transfers, "9.1", claims, PLOT, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)
+EXPERIMENT = machine.gpu_experiment(transfers, "9.1", claims, PLOT, SMALL, [unpack, step])

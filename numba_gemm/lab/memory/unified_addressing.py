@@ -34,7 +34,7 @@ NVLINK_GB_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 25.0, 6: 25.0, 7: 50.0}
 """Bandwidth per link in one direction, by NVML's version number: 1 is NVLink 1.0; 6 is 4.0, that of Hopper."""
 
 
-@cuda.jit
+@machine.kernel("float32[::1]")
 def double(x: Any) -> None:
     """Double one element per thread."""
     i = cuda.grid(1)
@@ -277,8 +277,5 @@ PLOT = panels(
     columns=1,
 )
 SMALL = {"elements": 1 << 16, "copy_bytes": MIB, "rounds": 1}
-SIGNATURES = {"double": (double, "float32[::1]")}
-ALLOWED: dict[str, Any] = {"elements": BLOCK}
-EXPERIMENT = machine.experiment(
-    unified_addressing, "9.1.4", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
-)
+ALLOWED = {"elements": BLOCK}
+EXPERIMENT = machine.gpu_experiment(unified_addressing, "9.1.4", claims, PLOT, SMALL, [double], allowed=ALLOWED)
