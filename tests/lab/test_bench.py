@@ -587,7 +587,7 @@ class TestVerdicts:
         """The judge on panels names the same element as the one on whole matrices."""
         monkeypatch.setattr("numba_gemm.lab.bench.buffers.PANEL_ELEMENTS", 17 * 13)
         buffers = DeviceBuffers.random(HostLibrary(), Shape(64, 17, 9), 3)
-        reference = Reference(buffers)
+        reference = Reference(buffers.library, buffers.a, buffers.b)
         assert len(reference.panels) > 3
         product = buffers.a @ buffers.b
         expected, scale = accuracy.reference(1.0, buffers.a, buffers.b)
@@ -603,7 +603,7 @@ class TestVerdicts:
         """The library that allocates if neither CuPy nor PyTorch is installed."""
         buffers = DeviceBuffers.random(NumbaLibrary(), Shape(6, 5, 7), 3)
         a, b = (buffers.library.to_host(array) for array in (buffers.a, buffers.b))
-        reference = Reference(buffers)
+        reference = Reference(buffers.library, buffers.a, buffers.b)
         product = a @ b
         assert reference.judge(cuda.to_device(product), "ieee")[0].ok
         product[4, 2] += 1

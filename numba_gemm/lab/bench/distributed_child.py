@@ -1,10 +1,10 @@
 """One rank of the experiment `distributed`, as a process of its own; rank 0 writes a line of JSON per row."""
 
 import argparse
+import functools
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,7 +15,9 @@ from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 from numba_gemm.distributed import explain, model, sgemm
 from numba_gemm.gemm.precision import IEEE
+from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.distributed import BLOCKS, BY_ROWS, COLS, PLACEMENTS, ROWS
+from numba_gemm.lab.bench.steady import elapsed
 from numba_gemm.simulator.switch import SIMULATOR
 from numba_gemm.torch.operators import compute_into
 
@@ -42,19 +44,14 @@ def largest(value: float) -> float:
 def seconds_per_call(call: Call, seconds: float) -> float:
     """Return the seconds per call of the slowest rank: of as many calls as fill the time, after as many others."""
     call()
-    synchronize()
-    begin = time.perf_counter()
-    call()
-    synchronize()
-    count = max(1, int(seconds / largest(time.perf_counter() - begin)))
-    for _ in range(2):  # the second time counts
-        synchronize()
-        begin = time.perf_counter()
+    count = max(1, int(seconds / largest(elapsed(call, synchronize))))
+
+    def batch() -> None:
         for _ in range(count):
             call()
-        synchronize()
-        taken = (time.perf_counter() - begin) / count
-    return largest(taken)
+
+    _, taken = (elapsed(batch, synchronize) for _ in range(2))  # the second time counts
+    return largest(taken / count)
 
 
 def by_addmm(out: Any, a: Any, b: Any, alpha: float, beta: float, precision: str) -> None:
@@ -88,6 +85,11 @@ def shard(n: int, placed: str) -> Any:
     return torch.randn((own, n) if placed == ROWS else (n, own), device=DEVICE)
 
 
+def described(placements: str, shape: Shape, precision: str) -> dict[str, Any]:
+    """Return the columns that identify a row."""
+    return {"placements": placements, **shape._asdict(), "precision": precision, "gpus": dist.get_world_size()}
+
+
 def measured(name: str, n: int, precision: str, *, seconds: float) -> dict[str, Any]:
     """Time a product of N x N matrices, and what it is compared with, each by itself."""
     world = dist.get_world_size()
@@ -107,12 +109,7 @@ def measured(name: str, n: int, precision: str, *, seconds: float) -> dict[str, 
     # The same product on one GPU: the sums of a part of C over all of K.
     x, y, c = (torch.randn(shape, device=DEVICE) for shape in ((out.shape[0], n), (n, out.shape[1]), out.shape))
     row: dict[str, Any] = {
-        "placements": name,
-        "m": n,
-        "n": n,
-        "k": n,
-        "precision": precision,
-        "gpus": world,
+        **described(name, Shape(n, n, n), precision),
         "alone_tflops": tflops(lambda: compute_into(c, x, y, 1.0, 0.0, precision)),  # type: ignore[arg-type]
         "tflops": tflops(together),
     }
@@ -145,20 +142,10 @@ def large(m: int, n: int, k: int, precision: str) -> dict[str, Any]:
     world = dist.get_world_size()
     a, b = (torch.randn(rows // world, cols, device=DEVICE) for rows, cols in ((m, k), (k, n)))
     out = torch.empty(m // world, n, device=DEVICE)
-    seconds = 0.0
-    for _ in range(2):  # the second one counts
-        synchronize()
-        begin = time.perf_counter()
-        sgemm.distributed_sgemm(a, b, out, precision=precision)  # type: ignore[arg-type]
-        synchronize()
-        seconds = largest(time.perf_counter() - begin)
+    product = functools.partial(sgemm.distributed_sgemm, a, b, out, precision=precision)  # type: ignore[arg-type]
+    _, seconds = (largest(elapsed(product, synchronize)) for _ in range(2))  # the second one counts
     return {
-        "placements": BY_ROWS,
-        "m": m,
-        "n": n,
-        "k": k,
-        "precision": precision,
-        "gpus": world,
+        **described(BY_ROWS, Shape(m, n, k), precision),
         "tflops": 2.0 * m * n * k / world / seconds / 1e12,
         "error": sampled_error(a, b, out),
         "predicted_tflops": explain(m, n, k, mesh=world, precision=precision).tflops,  # type: ignore[arg-type]

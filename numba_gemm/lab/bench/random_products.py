@@ -16,9 +16,9 @@ import pandas as pd
 
 from numba_gemm import explain, precompile, tiled_sgemm
 from numba_gemm.device.units import ceil_div
-from numba_gemm.gemm.precision import IEEE
+from numba_gemm.gemm.precision import FP32_AUTO, IEEE
 from numba_gemm.lab.bench import steady
-from numba_gemm.lab.bench.buffers import DeviceBuffers, Reference, TorchLibrary
+from numba_gemm.lab.bench.buffers import Reference, TorchLibrary, call_on_nan, on_stream
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS
 from numba_gemm.lab.harness.environment import GRAPHS
@@ -30,7 +30,6 @@ from numba_gemm.runtime.timing import time_alone
 LAYOUTS: Final = ("NN", "NT", "TN", "TT")  # one letter each for A and B; T is the transpose of a row-major matrix
 MOST_FLOPS = 4e12
 WINDOW_S, CALLS_S, MOST_CALLS = 0.04, 0.02, 2000
-FP32_AUTO: Final = "fp32_auto"
 BF16X6: Final = "bf16x6"
 
 
@@ -139,16 +138,13 @@ def measured(
     c: Any,
 ) -> dict[str, Any]:
     """Verify calls that write a product to `c`, each by the bound of a precision; then time replays and plain calls."""
-    (m, k), n = a.shape, b.shape[1]
     library, row = TorchLibrary(torch), dict[str, Any]()
-    reference = Reference(DeviceBuffers(library, Shape(int(m), int(n), int(k)), a, b, None))
+    reference = Reference(library, a, b)
     for name, call in calls.items():
-        c.fill_(math.nan)
-        call()
-        torch.cuda.synchronize()
+        call_on_nan(library, c, on_stream(call), stream.cuda_stream)
         verdict, median, _ = reference.judge(c, precisions[name])
         if not verdict.ok:
-            raise RuntimeError(f"{name} at {m}x{n}x{k}: {verdict}")
+            raise RuntimeError(f"{name} at {tuple(a.shape)} @ {tuple(b.shape)}: {verdict}")
         row[f"{name}_error"] = median
     del reference
     ahead.wait_until_idle()
@@ -159,13 +155,9 @@ def measured(
 
 def alone(stream: Any, call: Callable[[], Any]) -> tuple[float, float]:
     """Return microseconds per replay and per plain call of a contender while nothing else runs."""
-
-    def enqueue(_stream: int) -> None:
-        call()
-
-    with contextlib.closing(time_alone(enqueue, stream=stream.cuda_stream, max_repeats=400)) as spans:
+    with contextlib.closing(time_alone(on_stream(call), stream=stream.cuda_stream, max_repeats=400)) as spans:
         us, *_ = steady.window(spans, WINDOW_S)
-    return us, steady.plain_call_us(enqueue, stream.cuda_stream, us, CALLS_S, MOST_CALLS)
+    return us, steady.plain_call_us(on_stream(call), stream.cuda_stream, us, CALLS_S, MOST_CALLS)
 
 
 def claims_of_random(frame: pd.DataFrame) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def verify_and_time(candidates: Sequence[Candidate], plan: Plan, shape: Shape, s
         DeviceBuffers.random(plan.library, shape, plan.seed, index, plan.distribution)
         for index in range(plan.sets(shape))
     ]
-    reference = Reference(sets[0])
+    reference = Reference(plan.library, sets[0].a, sets[0].b)
     for candidate in candidates:
         if candidate.timeable:
             verify(candidate, sets, reference, plan, stream)

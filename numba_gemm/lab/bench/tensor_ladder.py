@@ -74,7 +74,7 @@ def tensor_ladder(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int 
     """Time the decomposition, every stage and cuBLAS in alternation; errors are over ``|A| @ |B|``."""
     with on_device() as (library, stream):
         buffers = DeviceBuffers.random(library, shape, SEED, distribution=POSITIVE)
-        reference = Reference(buffers)
+        reference = Reference(library, buffers.a, buffers.b)
         precisions: dict[str, str] = {stage.name: own_precision(stage, precision) for stage in ladder_stages()}
         found: dict[str, PreparedStage] = {
             stage.name: PreparedStage(stage, precisions[stage.name], buffers) for stage in ladder_stages()

@@ -44,16 +44,12 @@ def _ncu() -> str | None:
     return None if found else "ncu was not found: install Nsight Compute, which comes with CUDA, and put it on PATH"
 
 
-def _simulator() -> str | None:
-    return "this runs on the simulator: set NUMBA_ENABLE_CUDASIM=1"
-
-
 CHECKS: dict[str, Callable[[], str | None]] = {
     "gpu": _gpu,
     "hopper": _hopper,
     "torch": _torch,
     "ncu": _ncu,
-    "simulator": _simulator,
+    "simulator": lambda: "this runs on the simulator: set NUMBA_ENABLE_CUDASIM=1",
 }
 """Functions that return what is missing without the simulator, or None."""
 
@@ -100,11 +96,12 @@ def run(
         pictures.pyplot()  # fails now if matplotlib is missing, not after the measurement
     parameters = {**(experiment.small if SIMULATOR else {}), **given}
     known = experiment.parameters
-    if "seed" in known and parameters.get("seed", known["seed"].default) is None:
-        parameters["seed"] = secrets.randbits(SEED_BITS)
+    seed = parameters.get("seed", known["seed"].default) if "seed" in known else experiment.seed
+    if seed is None:
+        seed = parameters["seed"] = secrets.randbits(SEED_BITS)
     described = environment.describe(
         simulated=SIMULATOR,
-        seed=parameters.get("seed", known["seed"].default) if "seed" in known else experiment.seed,
+        seed=seed,
         cache=experiment.cache,
         command=command_line(experiment, parameters),
         timing=None if SIMULATOR else experiment.timing,
