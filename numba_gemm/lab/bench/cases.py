@@ -1,5 +1,7 @@
 """Shapes to measure, by name."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,6 +17,17 @@ class Shape(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k}"
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Parse ``M,N,K``; raise ValueError unless these are three positive integers."""
+        try:
+            m, n, k = (int(part) for part in text.split(","))
+        except ValueError:
+            raise ValueError(f"{text!r} is not M,N,K: give three integers, as in 4096,4096,1024") from None
+        if min(m, n, k) < 1:
+            raise ValueError(f"{text!r}: every extent must be at least 1")
+        return cls(m, n, k)
 
 
 SEED_EXTENTS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
@@ -48,17 +61,6 @@ def chosen_shapes(names: Sequence[str], shapes: Sequence[Shape], simulated: bool
     if not names and not shapes:
         names = ("quick",) if simulated else ("seed", "square")
     return tuple(dict.fromkeys([*(shape for name in names for shape in sets[name]), *shapes]))
-
-
-def parse_shape(text: str) -> Shape:
-    """Parse ``M,N,K``; raise ValueError unless these are three positive integers."""
-    try:
-        m, n, k = (int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"{text!r} is not M,N,K: give three integers, as in 4096,4096,1024") from None
-    if min(m, n, k) < 1:
-        raise ValueError(f"{text!r}: every extent must be at least 1")
-    return Shape(m, n, k)
 
 
 def check_simulated(shapes: tuple[Shape, ...]) -> None:

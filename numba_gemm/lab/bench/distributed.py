@@ -65,10 +65,10 @@ def _rows(gpus: int, cases: Sequence[Any], seconds: float) -> Iterator[dict[str,
     with tempfile.TemporaryDirectory() as folder:
         variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
         logs = [open(Path(folder, f"rank{rank}"), "w+", encoding="utf-8") for rank in range(gpus)]  # noqa: SIM115
-        command = [sys.executable, "-m", CHILD, json.dumps(cases), str(seconds)]
+        meeting = str(Path(folder, "meeting"))
         ranks = [
             subprocess.Popen(
-                [*command, str(rank), str(gpus), str(Path(folder, "meeting"))],
+                [sys.executable, "-m", CHILD, json.dumps([cases, seconds, rank, gpus, meeting])],
                 env=variables,
                 stdout=subprocess.PIPE if rank == 0 else log,
                 stderr=log,

@@ -1,6 +1,5 @@
 """One rank of the experiment `distributed`, as a process of its own; rank 0 writes a line of JSON per row."""
 
-import argparse
 import functools
 import json
 import os
@@ -153,27 +152,23 @@ def large(m: int, n: int, k: int, precision: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run one rank."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("cases", help="JSON: a list of arguments of `measured` or, of four numbers, `large`")
-    parser.add_argument("seconds", type=float)
-    parser.add_argument("rank", type=int)
-    parser.add_argument("world", type=int)
-    parser.add_argument("meeting", help="file by which the ranks meet")
-    options = parser.parse_args()
-    rank = options.rank
+    """Run one rank.
+
+    The argument is JSON: the cases, which are arguments of `measured` or, if they begin with a number, of `large`; the
+    seconds; the rank and the number of ranks; and the file by which they meet.
+    """
+    cases, seconds, rank, world, meeting = json.loads(sys.argv[1])
     if not SIMULATOR:
         torch.cuda.set_device(rank)
     dist.init_process_group(
         "gloo" if SIMULATOR else "cpu:gloo,cuda:nccl",
         timeout=TIMEOUT,
         rank=rank,
-        world_size=options.world,
-        init_method=f"file://{options.meeting}",
+        world_size=world,
+        init_method=f"file://{meeting}",
     )
-    cases: list[Any] = json.loads(options.cases)
     for case in cases:
-        row = large(*case) if isinstance(case[0], int) else measured(*case, seconds=options.seconds)
+        row = large(*case) if isinstance(case[0], int) else measured(*case, seconds=seconds)
         if rank == 0:
             print(json.dumps(row), flush=True)
         if not SIMULATOR:

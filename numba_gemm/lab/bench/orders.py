@@ -13,7 +13,7 @@ from numba_gemm.inspect import ffma
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
 from numba_gemm.lab.bench.buffers import choose_library
-from numba_gemm.lab.bench.cases import Shape, parse_shape
+from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import cublas, stage_contender
 from numba_gemm.lab.bench.results import CUBLAS, FAILURES
 from numba_gemm.lab.bench.run import NONE, Plan, run
@@ -87,7 +87,6 @@ EXPERIMENT = Experiment(
     run=orders,
     claims=claims,
     unavailable="the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM",
-    parse={"shape": parse_shape},
     allowed={"stages": ORDERED},
     summary=lambda frame: frame.reindex(columns=list(SHOWN)),
     seed=SEED,

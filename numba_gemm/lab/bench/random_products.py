@@ -16,7 +16,7 @@ import pandas as pd
 
 from numba_gemm import explain, precompile, tiled_sgemm
 from numba_gemm.device.units import ceil_div
-from numba_gemm.gemm.precision import FP32_AUTO, IEEE
+from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench import steady
 from numba_gemm.lab.bench.buffers import Reference, TorchLibrary, call_on_nan, on_stream
 from numba_gemm.lab.bench.cases import Shape
@@ -30,6 +30,7 @@ from numba_gemm.runtime.timing import time_alone
 LAYOUTS: Final = ("NN", "NT", "TN", "TT")  # one letter each for A and B; T is the transpose of a row-major matrix
 MOST_FLOPS = 4e12
 WINDOW_S, CALLS_S, MOST_CALLS = 0.04, 0.02, 2000
+FP32_AUTO: Final = "fp32_auto"
 BF16X6: Final = "bf16x6"
 
 
@@ -101,7 +102,6 @@ def router_gates(
     m: Numbers of tokens.
     n: Numbers of experts.
     k: Widths of the model.
-    seed: Seed of the operands.
     """
     import torch
 

@@ -17,7 +17,7 @@ from numba_gemm.gemm.precision import IEEE
 from numba_gemm.kernels.step import Step
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES, DirectStage, TensorStage, WarpgroupConfig
 from numba_gemm.lab.bench.buffers import POSITIVE, DeviceBuffers, Reference, call_on_nan, on_device
-from numba_gemm.lab.bench.cases import Shape, parse_shape
+from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import cublas
 from numba_gemm.lab.bench.results import CUBLAS
 from numba_gemm.lab.harness.experiment import Experiment
@@ -42,11 +42,6 @@ def ladder_stages() -> list[DirectStage | TensorStage]:
         if isinstance(stage, DirectStage)
         or (isinstance(stage, TensorStage) and isinstance(stage.configs[0], WarpgroupConfig))
     ]
-
-
-def own_precision(stage: DirectStage | TensorStage, precision: str) -> str:
-    """Return a precision if a stage computes in it, else the stage's first."""
-    return precision if precision in stage.precisions else stage.precisions[0]
 
 
 class PreparedStage:
@@ -75,10 +70,11 @@ def tensor_ladder(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int 
     with on_device() as (library, stream):
         buffers = DeviceBuffers.random(library, shape, SEED, distribution=POSITIVE)
         reference = Reference(library, buffers.a, buffers.b)
-        precisions: dict[str, str] = {stage.name: own_precision(stage, precision) for stage in ladder_stages()}
-        found: dict[str, PreparedStage] = {
-            stage.name: PreparedStage(stage, precisions[stage.name], buffers) for stage in ladder_stages()
+        stages = {stage.name: stage for stage in ladder_stages()}
+        precisions = {
+            name: precision if precision in stage.precisions else stage.precisions[0] for name, stage in stages.items()
         }
+        found = {name: PreparedStage(stage, precisions[name], buffers) for name, stage in stages.items()}
         calls: dict[str, Call] = {CUBLAS: cublas()[0].bind(buffers).call}
         calls |= {DECOMPOSE: next(found[name].decompose for name, own in precisions.items() if own == precision)}
         calls |= {name: stage.multiply for name, stage in found.items()}
@@ -150,7 +146,6 @@ TENSOR_LADDER = Experiment(
     lesson="Speed and errors of the tensor core stages beside cuBLAS SGEMM.",
     run=tensor_ladder,
     claims=claims,
-    parse={"shape": parse_shape},
     needs=("gpu", "hopper", "torch"),
     unavailable="the simulator has no times, and no cuBLAS to compare with",
     seed=SEED,

@@ -99,14 +99,8 @@ def run(
     seed = parameters.get("seed", known["seed"].default) if "seed" in known else experiment.seed
     if seed is None:
         seed = parameters["seed"] = secrets.randbits(SEED_BITS)
-    described = environment.describe(
-        simulated=SIMULATOR,
-        seed=seed,
-        cache=experiment.cache,
-        command=command_line(experiment, parameters),
-        timing=None if SIMULATOR else experiment.timing,
-        stated_commit=commit,
-    )
+    command = command_line(experiment, parameters)
+    described = environment.describe(experiment, simulated=SIMULATOR, seed=seed, command=command, stated_commit=commit)
     print(f"{environment.device_name(described)}, commit {described['commit']}: {described['command']}", flush=True)
     frame = _measured(experiment, parameters, described, out)
     if experiment.report:
@@ -115,8 +109,7 @@ def run(
         shown = experiment.summary(frame) if experiment.summary else frame
         print(shown.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-", max_rows=MOST_ROWS))
     if drawn:
-        image = pictures.drawn(experiment, frame, environment.device_name(described))
-        write_files(out, {experiment.files[-1]: image})
+        write_files(out, {experiment.files[-1]: pictures.drawn(experiment, frame, environment.device_name(described))})
     print(f"results in {out}")
     return _judged(experiment, frame, by_default=not given)
 

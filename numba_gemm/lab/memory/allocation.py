@@ -12,13 +12,14 @@ import pandas as pd
 from cuda.bindings import driver
 
 from numba_gemm.device.texture import nanoseconds
+from numba_gemm.device.units import KIB, MIB
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.runtime.device import current_device
 from numba_gemm.runtime.driver import call
 
-WORD, KIB, MIB = 4, 1 << 10, 1 << 20
+WORD = 4  # bytes
 DIRECT, TRIMMED, KEPT = "cuMemAlloc", "pool, trimmed", "pool, kept"
 THRESHOLDS = {TRIMMED: 0, KEPT: (1 << 64) - 1}  # bytes that a pool keeps at a synchronisation
 SIZES = (100, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB)

@@ -10,14 +10,13 @@ from numba import cuda, float32, uint32, uint64
 from numba_gemm.device.array_arguments import matrix_of
 from numba_gemm.device.async_copy import commit_group, cp_async4, cp_async8, cp_async16, wait_group
 from numba_gemm.device.texture import cycles
-from numba_gemm.device.units import ceil_div
+from numba_gemm.device.units import KIB, ceil_div
 from numba_gemm.device.vector import load4, store4
 from numba_gemm.lab.harness.experiment import number
 from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine
 from numba_gemm.simulator.switch import device_function
 
-KIB = 1024
 THREADS = 128  # the smallest copy of the guide, of one element of 4 bytes per thread, has 512 bytes
 LARGEST = 48 * KIB  # static shared memory of a block
 # Loads that a thread waits for at once, by the bytes of an element, as compiled for compute capability 9.0: the loop is

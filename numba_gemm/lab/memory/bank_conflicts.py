@@ -171,15 +171,10 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-WAVEFRONTS, CYCLES = {"predicted_wavefronts": "predicted wavefronts"}, "cycles per request of a warp"
+CYCLES = "cycles per request of a warp"
+LOOK: dict[str, Any] = {"log": "y", "dashed": {"predicted_wavefronts": "predicted wavefronts"}, "ylabel": CYCLES}
 PLOT = panels(
-    curves(
-        *("stride", "cycles", "width_bits", "stride > 0", "{} bits"),
-        log="y",
-        dashed=WAVEFRONTS,
-        xlabel="stride in elements",
-        ylabel=CYCLES,
-    ),
+    curves("stride", "cycles", "width_bits", "stride > 0", "{} bits", xlabel="stride in elements", **LOOK),
     bars("cycles", ["pattern", "width_bits"], "stride == 0", "{}, {} bits", xlabel=CYCLES),
 )
 SMALL: dict[str, Any] = {"strides": (1, 2, 32, 33), "patterns": ("broadcast", "multicast, pairs"), "turns": 2}

@@ -11,7 +11,7 @@ from cuda.bindings import driver
 from numba import cuda, float32, uint32
 
 from numba_gemm import tiled_sgemm
-from numba_gemm.device.units import FLOAT32_BYTES, ceil_div
+from numba_gemm.device.units import FLOAT32_BYTES, KIB, ceil_div
 from numba_gemm.gemm.occupancy import Occupancy
 from numba_gemm.gemm.occupancy import occupancy as occupancy_of
 from numba_gemm.kernels.ladder import STAGES
@@ -23,7 +23,6 @@ from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
 
-KIB = 1024
 COPY_BLOCK, REREAD_BLOCK = 256, 1024
 NO_PREFERENCE = -1
 NAN = 0xFFFFFFFF  # bits of a float32

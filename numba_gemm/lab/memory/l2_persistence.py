@@ -12,6 +12,7 @@ import pandas as pd
 from cuda.bindings import driver
 from numba import cuda, uint32
 
+from numba_gemm.device.units import MIB
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.pictures import curves, panels
@@ -20,7 +21,6 @@ from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
 
 ITEM, BLOCK = 4, 512
-MIB = 1 << 20
 BASELINE = MIB  # bytes of a region that stays in the L2 cache in any case
 PARTITIONS = 2  # in the L2 caches of compute capability 8.0 and 9.0
 CHECK_LAUNCHES = 3

@@ -15,14 +15,14 @@ from cuda.bindings import driver
 from numba import cuda, float32, uint32, uint64
 
 from numba_gemm.device.texture import cycles, nanoseconds, texel
-from numba_gemm.device.units import WARP, ceil_div
+from numba_gemm.device.units import KIB, WARP, ceil_div
 from numba_gemm.lab.bench import ceilings
 from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine
 from numba_gemm.runtime.driver import call
 from numba_gemm.simulator.switch import device_function
 
-WORD, LINE, KIB = 4, 32, 1024  # bytes; words; bytes
+WORD, LINE = 4, 32  # bytes; words
 LINKS = 32  # links of a chain per turn of the loop that follows it
 SHARED_WORDS, LOCAL_WORDS = 2048, 8192
 CONSTANT_WORDS, NEAR_WORDS, CONSTANT_LINE = 8192, 256, 16  # words in all; in the first constant cache; in a line

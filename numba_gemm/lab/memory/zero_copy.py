@@ -8,7 +8,7 @@ import pandas as pd
 from cuda.bindings import driver
 from numba import cuda, uint32
 
-from numba_gemm.device.units import FLOAT32_BYTES, WARP
+from numba_gemm.device.units import FLOAT32_BYTES, MIB, WARP
 from numba_gemm.lab.harness.pictures import bars, curves, panels
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.strided_copy import sectors_a_warp
@@ -17,7 +17,6 @@ from numba_gemm.runtime.driver import call
 
 BLOCK = 256
 LINE_BYTES = 128
-MIB = 1 << 20
 WAYS = ("mapped", "copied", "kept")
 
 

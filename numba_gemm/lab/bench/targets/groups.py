@@ -210,8 +210,8 @@ def host_cases(sizes: Sizes) -> list[Case]:
 
     def operands(rig: Rig, library: str, kind: str) -> tuple[Contender, tuple[Any, ...]]:
         """Return the contender of the public function, and its operands."""
-        options: dict[str, Any] = {}
         precision = kind if kind in PRECISIONS else IEEE
+        options: dict[str, Any] = {} if precision == IEEE else {"precision": precision}
         a, b, c = rig.operands(shape)
         truth = Truth(rig, a, b, precision=precision)
         if kind == verdicts.BATCH:
@@ -222,8 +222,6 @@ def host_cases(sizes: Sizes) -> list[Case]:
             truth = Truth(rig, a, b, bias)
             function = bias_relu() if kind == verdicts.EPILOGUE else math_relu
             options = {"epilogue": function, "epilogue_args": (seen_by(library, bias),)}
-        if precision != IEEE:
-            options = {"precision": precision}
         x, y, z = (seen_by(library, array) for array in (a, b, c))
 
         def judge(got: Any) -> tuple[float, str]:
