@@ -31,12 +31,12 @@ class Shape(NamedTuple):
 
 
 SEED_EXTENTS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
-SQUARE_EXTENTS = (1024, 2048, 3072, 4096, 6144, 8192)
+DEFAULT_SHAPE = Shape(4096, 4096, 4096)  # of experiments with one shape
 
 # Named sets for a GPU. `odd` holds shapes that do not fit tiles: primes, one more or less than a tile, single rows.
 ON_GPU: dict[str, tuple[Shape, ...]] = {
     "seed": tuple(Shape(extent, extent, 1024) for extent in SEED_EXTENTS),
-    "square": tuple(Shape(extent, extent, extent) for extent in SQUARE_EXTENTS),
+    "square": tuple(Shape(extent, extent, extent) for extent in (1024, 2048, 3072, 4096, 6144, 8192)),
     "odd": (
         *(Shape(127, 129, 131), Shape(1000, 1000, 1000), Shape(1, 4096, 4096), Shape(4096, 1, 4096)),
         *(Shape(4096, 4096, 1), Shape(2047, 2049, 1025), Shape(4093, 4099, 1021), Shape(8191, 513, 2053)),

@@ -21,7 +21,7 @@ import pandas as pd
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import LadderStage
 from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
-from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.cases import DEFAULT_SHAPE, Shape
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.runtime.device import current_device, device_properties, synchronize
 from numba_gemm.runtime.launch import launch
@@ -177,7 +177,6 @@ def read_counters(text: str, stages: Sequence[LadderStage], shape: Shape) -> pd.
 
 CHILD = "numba_gemm.lab.bench.counters"
 COUNTERS, WAVEFRONTS = "counters.csv", "shared_wavefronts.csv"
-DEFAULT_SHAPE = Shape(4096, 4096, 4096)
 
 SHOWN = (
     *("stage", "time_us", "registers", "fma_pipe_percent", "issue_slots_percent", "shared_pipe_percent"),

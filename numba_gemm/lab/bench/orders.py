@@ -13,7 +13,7 @@ from numba_gemm.inspect import ffma
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
 from numba_gemm.lab.bench.buffers import choose_library
-from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.cases import DEFAULT_SHAPE, Shape
 from numba_gemm.lab.bench.contenders import cublas, stage_contender
 from numba_gemm.lab.bench.results import CUBLAS, FAILURES
 from numba_gemm.lab.bench.run import NONE, Plan, run
@@ -23,7 +23,6 @@ from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.runtime.device import current_device, device_properties
 from numba_gemm.runtime.driver import device_scope
 
-DEFAULT_SHAPE = Shape(4096, 4096, 4096)
 SEED, ROUNDS = 1, 15
 ORDERED = tuple(stage.name for stage in STAGES.values() if stage.ordered)
 

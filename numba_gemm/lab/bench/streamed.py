@@ -213,9 +213,5 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
 
 
 EXPERIMENT = Experiment(
-    run=streamed,
-    claims=claims,
-    unavailable="the simulator has no times",
-    cache="cold",
-    timing=LAUNCHES,
+    streamed, claims=claims, unavailable="the simulator has no times", cache="cold", timing=LAUNCHES
 )

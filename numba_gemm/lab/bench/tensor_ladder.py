@@ -17,7 +17,7 @@ from numba_gemm.gemm.precision import IEEE
 from numba_gemm.kernels.step import Step
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES, DirectStage, TensorStage, WarpgroupConfig
 from numba_gemm.lab.bench.buffers import POSITIVE, DeviceBuffers, Reference, call_on_nan, on_device
-from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.cases import DEFAULT_SHAPE, Shape
 from numba_gemm.lab.bench.contenders import cublas
 from numba_gemm.lab.bench.results import CUBLAS
 from numba_gemm.lab.harness.experiment import Experiment
@@ -29,7 +29,6 @@ from numba_gemm.runtime.timing import Call, time_interleaved
 from numba_gemm.runtime.workspace import Workspace
 
 PRECISION = "bf16x6"
-SHAPE = Shape(4096, 4096, 4096)
 DECOMPOSE = "decompose"  # a row that is no stage
 SEED, ROUNDS = 1, 9
 
@@ -65,12 +64,12 @@ class PreparedStage:
         self.multiply = call(multiply)
 
 
-def tensor_ladder(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int = ROUNDS) -> pd.DataFrame:
+def tensor_ladder(shape: Shape = DEFAULT_SHAPE, precision: str = PRECISION, rounds: int = ROUNDS) -> pd.DataFrame:
     """Time the decomposition, every stage and cuBLAS in alternation; errors are over ``|A| @ |B|``."""
     with on_device() as (library, stream):
         buffers = DeviceBuffers.random(library, shape, SEED, distribution=POSITIVE)
         reference = Reference(library, buffers.a, buffers.b)
-        stages = {stage.name: stage for stage in ladder_stages()}
+        stages: dict[str, DirectStage | TensorStage] = {stage.name: stage for stage in ladder_stages()}
         precisions = {
             name: precision if precision in stage.precisions else stage.precisions[0] for name, stage in stages.items()
         }
@@ -98,7 +97,7 @@ def tensor_ladder(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int 
     return pd.DataFrame(rows.values(), columns=[*columns, "median_us", "ratio_to_cublas", "tflops"])
 
 
-def special_values(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int = ROUNDS) -> pd.DataFrame:
+def special_values(shape: Shape = DEFAULT_SHAPE, precision: str = PRECISION, rounds: int = ROUNDS) -> pd.DataFrame:
     """Time products in which rows of A have a NaN or an infinity; these rows of C take a way of their own.
 
     It raises RuntimeError if C has other elements that are NaN or infinite.

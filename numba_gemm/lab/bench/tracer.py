@@ -146,9 +146,4 @@ COUNTING = Experiment(
     seed=counters.SEED,
     cache="cold",
 )
-EXPERIMENT = Experiment(
-    run=tracer,
-    claims=claims,
-    needs=("simulator",),
-    seed=counters.SEED,
-)
+EXPERIMENT = Experiment(tracer, claims=claims, needs=("simulator",), seed=counters.SEED)

@@ -275,9 +275,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     rounds = (ns / predicted).loc[["even rounds", "uneven rounds"]]
     return {
         "no loop is faster than its floor, to a twentieth": ns["loop"] > 0.95 * predicted["loop"],
-        "in blocks of up to 128 threads, syncwarp costs a converged warp nothing": (
-            warp.loc[:128] < 1.2 * none.loc[:128]
-        ),
+        "in blocks of up to 128 threads, syncwarp costs a converged warp nothing": (warp < 1.2 * none).loc[:128],
         "syncthreads costs more than syncwarp in blocks of all sizes": block > 1.2 * warp,
         "and in the largest block half as much again as in the smallest": block.iloc[-1] > 1.5 * block.iloc[0],
         "beyond its floor, syncthreads takes as long in blocks of all sizes, to a half": (

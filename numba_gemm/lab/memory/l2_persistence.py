@@ -17,6 +17,7 @@ from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine, movement
+from numba_gemm.runtime.device import synchronize
 from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
 
@@ -141,11 +142,9 @@ class Arrays:
         places = {"region": self.region[: values.size], "stream": self.streamed[: values.size]}
         for place in places.values():
             place.copy_to_device(values)
-        if not machine.SIMULATOR:
-            call(driver.cuCtxSynchronize)  # copies to the device may still be in progress
+        synchronize()  # copies to the device may still be in progress
         work()
-        if not machine.SIMULATOR:
-            movement.finish(self.handle)
+        synchronize(self.handle)
         for name, place in places.items():
             machine.verify(place, values << CHECK_LAUNCHES, f"a kernel did not double the {name}")
 

@@ -116,9 +116,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
         "from stride 8 on, less than a quarter of the bandwidth is left": gb_s.loc[8:] < gb_s[1] / 4,
         "up to stride 8, it is what sectors predict, to a fifth": (gb_s / by_sectors - 1).abs().loc[:8] < 0.2,
         "at stride 32, it is less than three quarters of that": gb_s[32] < 0.75 * by_sectors[32],
-        "at no stride above 1 is it as low as by fetches and sectors completed": (
-            gb_s.loc[2:] > 1.05 * by_fetches.loc[2:]
-        ),
+        "at no stride above 1 is it as low as by fetches and sectors completed": (gb_s > 1.05 * by_fetches).loc[2:],
     }
 
 

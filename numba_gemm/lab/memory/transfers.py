@@ -353,9 +353,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
         "of 4 MB and more, it takes what latency and link predict, to a third": (
             (long["us"] / long["predicted_us"]).between(3 / 4, 4 / 3, inclusive="neither")
         ),
-        "one of 64 KB takes no more than half as long again as the smallest": (us < 1.5 * us.iloc[0])[
-            us.index <= 65536
-        ],
+        "one of 64 KB takes no more than half as long again as the smallest": (us < 1.5 * us.iloc[0]).loc[:65536],
         "a large copy of pageable memory is not half as fast as one of page-locked memory": (
             large[PAGEABLE][ways] < large[PINNED][ways] / 2
         ),

@@ -110,20 +110,18 @@ def vector_cases(sizes: Sizes) -> list[Case]:
         def make(rig: Rig) -> dict[str, Contender]:
             small = rig.random(extent * thin)
             c = matrix(rig.flat_c, shape.m, shape.n)
-            own: list[Turn] = []
-            theirs: list[Turn] = []
-            copies: list[Turn] = []
+            turns: dict[str, list[Turn]] = {OURS: [], COPY: [], CUBLAS: []}
             for flat in (rig.flat_a, rig.flat_b):
                 large = matrix(flat, extent, extent)
                 a, b = (large, matrix(small, extent, thin)) if n_is_thin else (matrix(small, thin, extent), large)
                 truth = Truth(rig, a, b)
-                own += ours(a, b, c, truth, 0.0).turns
-                theirs.append(Turn(functools.partial(rig.multiply, a, b, out=c), c, truth.judge))
+                turns[OURS] += ours(a, b, c, truth, 0.0).turns
+                turns[CUBLAS].append(Turn(functools.partial(rig.multiply, a, b, out=c), c, truth.judge))
                 to = matrix(rig.flat_c, extent, extent)
-                copies.append(Turn(functools.partial(rig.copy, to, large), to, functools.partial(same, large)))
-            moved = float(operand_bytes(shape))
-            copied = 2.0 * FLOAT32_BYTES * extent * extent  # bytes read and written
-            return {OURS: Contender(own, moved), COPY: Contender(copies, copied), CUBLAS: Contender(theirs, moved)}
+                turns[COPY].append(Turn(functools.partial(rig.copy, to, large), to, functools.partial(same, large)))
+            work = dict.fromkeys(turns, float(operand_bytes(shape)))
+            work[COPY] = 2.0 * FLOAT32_BYTES * extent * extent  # bytes read and written
+            return {name: Contender(turns[name], work[name]) for name in turns}
 
         return Case("vector", str(shape), shape, make, (COPY, CUBLAS))
 
