@@ -64,7 +64,8 @@ def _rows(gpus: int, cases: Sequence[Any], seconds: float) -> Iterator[dict[str,
     """Run the ranks, and yield what the first one prints."""
     with tempfile.TemporaryDirectory() as folder:
         variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-        logs, meeting = [Path(folder, f"rank{rank}") for rank in range(gpus)], str(Path(folder, "meeting"))
+        meeting = str(Path(folder, "meeting"))
+        logs = [Path(folder, f"rank{rank}") for rank in range(gpus)]
         ranks: list[subprocess.Popen[str]] = []
         for rank, log in enumerate(logs):
             command = [sys.executable, "-m", CHILD, json.dumps([cases, seconds, rank, gpus, meeting])]

@@ -131,7 +131,7 @@ def float32_product(torch: Any, x: Any, weight: Any, out: Any) -> None:
 
 
 def measured(torch: Any, stream: Any, calls: Calls, a: Any, b: Any, c: Any) -> dict[str, Any]:
-    """Verify calls that write a product to `c`, then time replays and plain calls."""
+    """Verify calls that write A @ B to `c`, then time replays and plain calls of each."""
     library, row = TorchLibrary(torch), dict[str, Any]()
     reference = Reference(library, a, b)
     for name, (precision, call) in calls.items():

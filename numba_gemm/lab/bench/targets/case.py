@@ -124,7 +124,8 @@ class Truth:
     """
 
     def __init__(self, rig: Rig, a: Any, b: Any, bias: Any = None, precision: str = IEEE) -> None:
-        self.library, self.a, self.b, self.bias, self.precision = rig.library, a, b, bias, precision
+        self.library, self.a, self.b = rig.library, a, b
+        self.bias, self.precision = bias, precision
 
     @functools.cached_property
     def reference(self) -> Reference:
