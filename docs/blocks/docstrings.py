@@ -16,7 +16,7 @@ from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.counters import COUNTERS, KEY, TOTAL, WAVEFRONTS
 from numba_gemm.lab.bench.results import AUTO, CUBLAS, OK, dictionaries, fastest
 from numba_gemm.lab.bench.tables import number, significant
-from numba_gemm.lab.bench.targets.case import COPY
+from numba_gemm.lab.bench.targets.groups import COPY
 from numba_gemm.lab.bench.tensor_ladder import DECOMPOSE
 from numba_gemm.lab.harness.environment import device_name
 

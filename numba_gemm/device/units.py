@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+KIB, MIB = 1 << 10, 1 << 20
 WARP = 32  # threads
 FLOAT32_BYTES = 4
 VECTOR_BYTES = 16  # of a 128-bit access

@@ -28,11 +28,11 @@ def save_targets(folder, environment=ENVIRONMENT, **changes):
         {"group": "vector", "case": str(shape), **shape._asdict(), "us": 2.0, "baseline": baseline, "status": "ok"}
         | {"ratio": ratio + shape.n / 1000, "target": target}
         for shape in shapes
-        for baseline, ratio, target in ((case.COPY, 0.85, 0.85), (results.CUBLAS, 1.1, case.INFORMATION))
+        for baseline, ratio, target in ((groups.COPY, 0.85, 0.85), (results.CUBLAS, 1.1, case.INFORMATION))
     ]
     for way, status in (("torch", "ok"), ("cupy", "error")):
         rows.append(
-            {"group": "host", "case": verdicts.host_name(way, "ieee"), **Shape(64, 64, 64)._asdict(), "target": 1.0}
+            {"group": "host", "case": f"{way} arrays, ieee", **Shape(64, 64, 64)._asdict(), "target": 1.0}
             | {"baseline": results.CUBLAS, "status": status, "us": 9.0, "ratio": 0.9 if status == "ok" else math.nan}
         )
     frame = pd.DataFrame([row | changes for row in rows])

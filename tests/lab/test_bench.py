@@ -587,7 +587,7 @@ class TestVerdicts:
         """The judge on panels names the same element as the one on whole matrices."""
         monkeypatch.setattr("numba_gemm.lab.bench.buffers.PANEL_ELEMENTS", 17 * 13)
         buffers = DeviceBuffers.random(HostLibrary(), Shape(64, 17, 9), 3)
-        reference = Reference(buffers)
+        reference = Reference(buffers.library, buffers.a, buffers.b)
         assert len(reference.panels) > 3
         product = buffers.a @ buffers.b
         expected, scale = accuracy.reference(1.0, buffers.a, buffers.b)
@@ -603,7 +603,7 @@ class TestVerdicts:
         """The library that allocates if neither CuPy nor PyTorch is installed."""
         buffers = DeviceBuffers.random(NumbaLibrary(), Shape(6, 5, 7), 3)
         a, b = (buffers.library.to_host(array) for array in (buffers.a, buffers.b))
-        reference = Reference(buffers)
+        reference = Reference(buffers.library, buffers.a, buffers.b)
         product = a @ b
         assert reference.judge(cuda.to_device(product), "ieee")[0].ok
         product[4, 2] += 1
@@ -1109,10 +1109,8 @@ from numba.cuda import types
 from numba_gemm.inspect import sass
 from numba_gemm.lab.registry import load
 from numba_gemm.runtime.compiler import compile_cubin
-kernels = load("memory_spaces").kernels
-for name, kernel in (("fp32", "multiply_add"), ("dram", "read_global"), ("shared", "read_shared")):
-    function, signature = kernels[kernel]
-    cubin = compile_cubin(function, eval(f"({signature},)", vars(types).copy()), (9, 0), name=kernel)
+for name, (function, signature) in load("ceilings").kernels.items():
+    cubin = compile_cubin(function, eval(f"({signature},)", vars(types).copy()), (9, 0), name=name)
     (instructions,) = sass.functions(sass.disassemble(cubin.code)).values()
     loop = min((l for l in sass.loops(instructions) if len(l.instructions) > 50), key=lambda l: len(l.instructions))
     widths = [[opcode, bits] for opcode, bits in sass.access_widths(loop.instructions)]

@@ -296,7 +296,7 @@ def test_pointers_compared():
     assert unified_addressing.relation(None, 4096) == unified_addressing.relation(0, 4096) == "absent"
     assert unified_addressing.relation(4096, 4096) == "same"
     assert unified_addressing.relation(8192, 4096) == "another"
-    by_guide = {memory: unified_addressing.equal_by_guide(memory) for memory in unified_addressing.HOST_MEMORY}
+    by_guide = {memory: memory in unified_addressing.EQUAL_BY_GUIDE for memory in unified_addressing.HOST_MEMORY}
     assert by_guide == {"pageable": False, "pinned": True, "mapped": True, "registered": False}
 
 

@@ -258,7 +258,7 @@ def test_no_weaker_barrier_would_do(name, barrier, weaker):
 def test_the_transposed_tile_needs_the_barrier_of_the_block():
     a, c = narrow_product.integers(32, W, 0), np.full((32, 32), np.nan, np.float32)
     padded = product_with_transpose.KERNELS["padded"]
-    weak = changed(padded, "cuda.syncthreads()", "cuda.syncwarp()", product_with_transpose, width=W + 1)
+    weak = changed(padded, "cuda.syncthreads()", "cuda.syncwarp()", product_with_transpose, name="padded", width=W + 1)
     assert tracing(weak, 1, (W, W), a, c).races
 
 
@@ -401,7 +401,7 @@ def test_the_simulators_environment(monkeypatch):
 @simulator
 def test_lost_turns_are_seen(monkeypatch):
     fewer = "range(1, turns, UNROLLED + 1)"
-    none = {"of_warp": False, "of_block": False}
+    none = {"of_warp": False, "of_block": False, "barrier": "none"}
     lost = changed(barriers.LOOPS["none"], "range(0, turns, UNROLLED)", fewer, barriers, **none)
     monkeypatch.setitem(barriers.LOOPS, "none", lost)
     with pytest.raises(AssertionError):

@@ -110,7 +110,7 @@ def compiled():
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@every_experiment
+@pytest.mark.parametrize("name", [*MEMORY, "ceilings"])
 def test_kernels_compile_without_a_gpu(name, compiled):
     kernels = load(name).kernels
     found = [line for line in compiled if line["experiment"] == name]

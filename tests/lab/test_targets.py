@@ -17,8 +17,17 @@ from numba_gemm.lab.bench.results import CUBLAS, ERROR, OK, WRONG
 from numba_gemm.lab.bench.run import Outcome
 from numba_gemm.lab.bench.targets import case as shared
 from numba_gemm.lab.bench.targets import experiment, verdicts
-from numba_gemm.lab.bench.targets.case import COPY, OURS, Case, Contender, Rig, Truth, Turn, both, matrix
-from numba_gemm.lab.bench.targets.groups import FULL, GROUPS, TINY, batched_cases, cases_of, product_case, random_shapes
+from numba_gemm.lab.bench.targets.case import OURS, Case, Contender, Rig, Truth, Turn, both, matrix
+from numba_gemm.lab.bench.targets.groups import (
+    COPY,
+    FULL,
+    GROUPS,
+    TINY,
+    batched_cases,
+    cases_of,
+    product_case,
+    random_shapes,
+)
 from numba_gemm.lab.bench.targets.verdicts import targets
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.nvml import ClockSamples
@@ -163,19 +172,19 @@ class TestVerdicts:
 
     @pytest.mark.parametrize(("us", "met"), [(149.0, True), (150.0, True), (150.1, False)])
     def test_new_shapes_have_a_limit_in_microseconds(self, us, met):
-        name, call = verdicts.new_name(IEEE), verdicts.host_name("torch", IEEE)
+        name, call = f"new shape, {IEEE}", f"torch arrays, {IEEE}"
         rows = [target_row("host", case=name, us=us), target_row("host", case=call, us=20.0)]
         frame = judged(rows, "host")
         limit = frame.loc[(f"host, {name} whose kernel is loaded: microseconds per call", "max")]
         assert (limit["met"], limit["worst"]) == (met, name)
         assert frame.loc[(f"host, {call}: torch.matmul's time over ours", "min"), "met"]
-        other = verdicts.host_name("cupy", IEEE)
+        other = f"cupy arrays, {IEEE}"
         assert not frame.loc[(f"host, {other}: torch.matmul's time over ours", "min"), "met"]
 
     @pytest.mark.parametrize("kind", verdicts.HOST_LIMITS)
     def test_host_time_has_a_limit_in_units_of_matmul(self, kind):
         """A limit of 1.4 times torch.matmul's time is a ratio of at least 1 / 1.4."""
-        name, least = verdicts.host_name("torch", kind), 1 / verdicts.HOST_LIMITS[kind]
+        name, least = f"torch arrays, {kind}", 1 / verdicts.HOST_LIMITS[kind]
         for ratio, met in ((least * 1.001, True), (least * 0.999, False)):
             frame = judged([target_row("host", case=name, ratio=ratio, target=least)], "host")
             assert frame.loc[(f"host, {name}: torch.matmul's time over ours", "min"), "met"] == met

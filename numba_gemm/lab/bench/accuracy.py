@@ -12,8 +12,7 @@ import pandas as pd
 from numba_gemm.api import tiled_sgemm
 from numba_gemm.device.units import ceil_div
 from numba_gemm.gemm.precision import IEEE, runnable
-from numba_gemm.lab.bench.buffers import DeviceBuffers, Reference, TorchLibrary
-from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.buffers import Reference, TorchLibrary
 from numba_gemm.lab.bench.results import CUBLAS
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.lab.harness.pictures import curves, panels
@@ -74,7 +73,7 @@ def measured(ks: Sequence[int], extent: int, seed: int, precisions: Sequence[Any
     for distribution in DISTRIBUTIONS:
         for k in ks:
             a, b = (torch.from_numpy(x).cuda() for x in operands(distribution, extent, extent, k, seed))
-            reference = Reference(DeviceBuffers(TorchLibrary(torch), Shape(extent, extent, k), a, b, None))
+            reference = Reference(TorchLibrary(torch), a, b)
             for name in (CUBLAS, *precisions):
                 c = torch.matmul(a, b) if name == CUBLAS else tiled_sgemm(a, b, precision=name)
                 _, median, worst = reference.judge(c, IEEE if name == CUBLAS else name)

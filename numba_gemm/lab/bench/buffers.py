@@ -11,7 +11,6 @@ import functools
 import importlib
 import math
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,10 +23,12 @@ from numba_gemm.arrays import describe
 from numba_gemm.arrays.streams import cupy_stream
 from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.steady import elapsed
 from numba_gemm.models import accuracy
 from numba_gemm.runtime.device import current_device, synchronize
 from numba_gemm.runtime.driver import device_scope
 from numba_gemm.runtime.matrix import Matrix
+from numba_gemm.runtime.timing import Call
 
 
 class HostLibrary:
@@ -264,18 +265,15 @@ class Reference:
     save memory. The scale is kept in float32: it is a sum of positive terms, so rounding hardly changes it.
     """
 
-    def __init__(self, buffers: DeviceBuffers) -> None:
-        self.library: HostLibrary = buffers.library
-        self.k = buffers.shape.k
-        self.panels = tuple(self._panels(buffers))
+    def __init__(self, library: HostLibrary, a: Any, b: Any) -> None:
+        self.library = library
+        self.k = int(a.shape[1])
+        self.panels = tuple(self._panels(library.computable(a), library.float64(library.computable(b))))
 
-    def _panels(self, buffers: DeviceBuffers) -> Iterator[Panel]:
-        library = self.library
-        m, n, k = buffers.shape
-        a = library.computable(buffers.a)
-        b = library.float64(library.computable(buffers.b))
+    def _panels(self, a: Any, b: Any) -> Iterator[Panel]:
+        library, m = self.library, int(a.shape[0])
         abs_b = abs(b)
-        step = max(1, PANEL_ELEMENTS // max(n, k))
+        step = max(1, PANEL_ELEMENTS // max(map(int, b.shape)))
         for start in range(0, m, step):
             rows = slice(start, min(m, start + step))
             wide = library.float64(a[rows])
@@ -305,11 +303,12 @@ class Reference:
         return worst, float(np.median(medians)), max(largest)
 
 
-def call_on_nan(library: HostLibrary, out: Any, call: Callable[[int], object], stream: int) -> float:
+def on_stream(call: Callable[[], object]) -> Call:
+    """Return a call that ignores the stream, which is current already."""
+    return lambda _stream: call()
+
+
+def call_on_nan(library: HostLibrary, out: Any, call: Call, stream: int) -> float:
     """Call once on an output filled with NaN; return the seconds until its result is there."""
     library.fill_nan(out)
-    synchronize(stream)
-    begin = time.perf_counter()
-    call(stream)
-    synchronize(stream)
-    return time.perf_counter() - begin
+    return elapsed(functools.partial(call, stream), functools.partial(synchronize, stream))

@@ -1,5 +1,7 @@
 """Shapes to measure, by name."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,14 +18,25 @@ class Shape(NamedTuple):
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k}"
 
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Parse ``M,N,K``; raise ValueError unless these are three positive integers."""
+        try:
+            m, n, k = (int(part) for part in text.split(","))
+        except ValueError:
+            raise ValueError(f"{text!r} is not M,N,K: give three integers, as in 4096,4096,1024") from None
+        if min(m, n, k) < 1:
+            raise ValueError(f"{text!r}: every extent must be at least 1")
+        return cls(m, n, k)
+
 
 SEED_EXTENTS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
-SQUARE_EXTENTS = (1024, 2048, 3072, 4096, 6144, 8192)
+DEFAULT_SHAPE = Shape(4096, 4096, 4096)  # of experiments with one shape
 
 # Named sets for a GPU. `odd` holds shapes that do not fit tiles: primes, one more or less than a tile, single rows.
 ON_GPU: dict[str, tuple[Shape, ...]] = {
     "seed": tuple(Shape(extent, extent, 1024) for extent in SEED_EXTENTS),
-    "square": tuple(Shape(extent, extent, extent) for extent in SQUARE_EXTENTS),
+    "square": tuple(Shape(extent, extent, extent) for extent in (1024, 2048, 3072, 4096, 6144, 8192)),
     "odd": (
         *(Shape(127, 129, 131), Shape(1000, 1000, 1000), Shape(1, 4096, 4096), Shape(4096, 1, 4096)),
         *(Shape(4096, 4096, 1), Shape(2047, 2049, 1025), Shape(4093, 4099, 1021), Shape(8191, 513, 2053)),
@@ -48,17 +61,6 @@ def chosen_shapes(names: Sequence[str], shapes: Sequence[Shape], simulated: bool
     if not names and not shapes:
         names = ("quick",) if simulated else ("seed", "square")
     return tuple(dict.fromkeys([*(shape for name in names for shape in sets[name]), *shapes]))
-
-
-def parse_shape(text: str) -> Shape:
-    """Parse ``M,N,K``; raise ValueError unless these are three positive integers."""
-    try:
-        m, n, k = (int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"{text!r} is not M,N,K: give three integers, as in 4096,4096,1024") from None
-    if min(m, n, k) < 1:
-        raise ValueError(f"{text!r}: every extent must be at least 1")
-    return Shape(m, n, k)
 
 
 def check_simulated(shapes: tuple[Shape, ...]) -> None:

@@ -257,4 +257,9 @@ EXPERIMENT = Experiment(
     facts=facts,
     cache="hot, but for dram",
     timing=GRAPHS,
+    kernels={
+        "fp32": (multiply_add, "int64, float32, float32, float32[:, ::1]"),
+        "dram": (read_global, "int64, float32[:, ::1], float32[:, ::1]"),
+        "shared": (read_shared, "int64, float32, float32[:, ::1]"),
+    },
 )

@@ -22,7 +22,7 @@ from numba_gemm.gemm.tensor_heuristics import configs_for
 from numba_gemm.kernels import STAGES, Stage
 from numba_gemm.kernels.ladder.cpu import cpu_sgemm
 from numba_gemm.kernels.ladder.stage import LadderStage
-from numba_gemm.lab.bench.buffers import DeviceBuffers, optional
+from numba_gemm.lab.bench.buffers import DeviceBuffers, on_stream, optional
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import AUTO, CPU, CUBLAS, GIVEN_BF16
 from numba_gemm.runtime.device import get_device
@@ -102,9 +102,8 @@ def public_function(precision: Any = IEEE) -> Contender:
         seconds = 0.0 if SIMULATOR else device.load(kernel).compile_s
         name = f"{chosen.stage.name} {chosen.config.name}" if precision == IEEE else chosen.config.name
         # CuPy and PyTorch have a current stream, which the harness sets; Numba has none.
-        call: Call = lambda _stream: tiled_sgemm(a, b, c, precision=precision)  # noqa: E731
-        if buffers.library.name == "numba":
-            call = lambda stream: tiled_sgemm(a, b, c, precision=precision, stream=stream)  # noqa: E731
+        multiply = functools.partial(tiled_sgemm, a, b, c, precision=precision)
+        call = on_stream(multiply) if buffers.library.name != "numba" else lambda stream: multiply(stream=stream)
         return Bound(call, name, seconds)
 
     return Contender(AUTO, bind, precision=precision)

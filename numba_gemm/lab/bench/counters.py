@@ -21,7 +21,7 @@ import pandas as pd
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import LadderStage
 from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
-from numba_gemm.lab.bench.cases import Shape, parse_shape
+from numba_gemm.lab.bench.cases import DEFAULT_SHAPE, Shape
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.runtime.device import current_device, device_properties, synchronize
 from numba_gemm.runtime.launch import launch
@@ -177,7 +177,6 @@ def read_counters(text: str, stages: Sequence[LadderStage], shape: Shape) -> pd.
 
 CHILD = "numba_gemm.lab.bench.counters"
 COUNTERS, WAVEFRONTS = "counters.csv", "shared_wavefronts.csv"
-DEFAULT_SHAPE = Shape(4096, 4096, 4096)
 
 SHOWN = (
     *("stage", "time_us", "registers", "fma_pipe_percent", "issue_slots_percent", "shared_pipe_percent"),
@@ -283,7 +282,6 @@ EXPERIMENT = Experiment(
     run=counters,
     needs=("gpu", "ncu"),
     unavailable="the simulator has no hardware counters: unset NUMBA_ENABLE_CUDASIM, on a GPU",
-    parse={"shape": parse_shape},
     summary=lambda frame: frame[list(SHOWN)],
     seed=SEED,
     cache="cold",
@@ -299,4 +297,4 @@ SHARED_WAVEFRONTS = replace(
 
 
 if __name__ == "__main__":
-    launch_each(chosen_stages(sys.argv[1].split(",")), parse_shape(sys.argv[2]))
+    launch_each(chosen_stages(sys.argv[1].split(",")), Shape.parse(sys.argv[2]))

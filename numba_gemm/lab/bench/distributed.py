@@ -64,18 +64,14 @@ def _rows(gpus: int, cases: Sequence[Any], seconds: float) -> Iterator[dict[str,
     """Run the ranks, and yield what the first one prints."""
     with tempfile.TemporaryDirectory() as folder:
         variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-        logs = [open(Path(folder, f"rank{rank}"), "w+", encoding="utf-8") for rank in range(gpus)]  # noqa: SIM115
-        command = [sys.executable, "-m", CHILD, json.dumps(cases), str(seconds)]
-        ranks = [
-            subprocess.Popen(
-                [*command, str(rank), str(gpus), str(Path(folder, "meeting"))],
-                env=variables,
-                stdout=subprocess.PIPE if rank == 0 else log,
-                stderr=log,
-                text=True,
-            )
-            for rank, log in enumerate(logs)
-        ]
+        meeting = str(Path(folder, "meeting"))
+        logs = [Path(folder, f"rank{rank}") for rank in range(gpus)]
+        ranks: list[subprocess.Popen[str]] = []
+        for rank, log in enumerate(logs):
+            command = [sys.executable, "-m", CHILD, json.dumps([cases, seconds, rank, gpus, meeting])]
+            with log.open("w") as file:
+                output = subprocess.PIPE if rank == 0 else file
+                ranks.append(subprocess.Popen(command, env=variables, stdout=output, stderr=file, text=True))
         try:
             assert ranks[0].stdout is not None
             for line in ranks[0].stdout:
@@ -83,14 +79,11 @@ def _rows(gpus: int, cases: Sequence[Any], seconds: float) -> Iterator[dict[str,
                     yield json.loads(line)
             for rank, (process, log) in enumerate(zip(ranks, logs)):
                 if process.wait(timeout=120):
-                    log.seek(0)
-                    raise RuntimeError(f"rank {rank} failed:\n{log.read()[-4000:]}")
+                    raise RuntimeError(f"rank {rank} failed:\n{log.read_text(encoding='utf-8')[-4000:]}")
         finally:
             for process in ranks:
                 process.kill()
                 process.wait()
-            for log in logs:
-                log.close()
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:

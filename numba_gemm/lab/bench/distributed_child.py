@@ -1,10 +1,9 @@
 """One rank of the experiment `distributed`, as a process of its own; rank 0 writes a line of JSON per row."""
 
-import argparse
+import functools
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,7 +14,9 @@ from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 from numba_gemm.distributed import explain, model, sgemm
 from numba_gemm.gemm.precision import IEEE
+from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.distributed import BLOCKS, BY_ROWS, COLS, PLACEMENTS, ROWS
+from numba_gemm.lab.bench.steady import elapsed
 from numba_gemm.simulator.switch import SIMULATOR
 from numba_gemm.torch.operators import compute_into
 
@@ -42,19 +43,14 @@ def largest(value: float) -> float:
 def seconds_per_call(call: Call, seconds: float) -> float:
     """Return the seconds per call of the slowest rank: of as many calls as fill the time, after as many others."""
     call()
-    synchronize()
-    begin = time.perf_counter()
-    call()
-    synchronize()
-    count = max(1, int(seconds / largest(time.perf_counter() - begin)))
-    for _ in range(2):  # the second time counts
-        synchronize()
-        begin = time.perf_counter()
+    count = max(1, int(seconds / largest(elapsed(call, synchronize))))
+
+    def batch() -> None:
         for _ in range(count):
             call()
-        synchronize()
-        taken = (time.perf_counter() - begin) / count
-    return largest(taken)
+
+    _, taken = (elapsed(batch, synchronize) for _ in range(2))  # the second time counts
+    return largest(taken / count)
 
 
 def by_addmm(out: Any, a: Any, b: Any, alpha: float, beta: float, precision: str) -> None:
@@ -88,6 +84,11 @@ def shard(n: int, placed: str) -> Any:
     return torch.randn((own, n) if placed == ROWS else (n, own), device=DEVICE)
 
 
+def described(placements: str, shape: Shape, precision: str) -> dict[str, Any]:
+    """Return the columns that identify a row."""
+    return {"placements": placements, **shape._asdict(), "precision": precision, "gpus": dist.get_world_size()}
+
+
 def measured(name: str, n: int, precision: str, *, seconds: float) -> dict[str, Any]:
     """Time a product of N x N matrices, and what it is compared with, each by itself."""
     world = dist.get_world_size()
@@ -107,12 +108,7 @@ def measured(name: str, n: int, precision: str, *, seconds: float) -> dict[str, 
     # The same product on one GPU: the sums of a part of C over all of K.
     x, y, c = (torch.randn(shape, device=DEVICE) for shape in ((out.shape[0], n), (n, out.shape[1]), out.shape))
     row: dict[str, Any] = {
-        "placements": name,
-        "m": n,
-        "n": n,
-        "k": n,
-        "precision": precision,
-        "gpus": world,
+        **described(name, Shape(n, n, n), precision),
         "alone_tflops": tflops(lambda: compute_into(c, x, y, 1.0, 0.0, precision)),  # type: ignore[arg-type]
         "tflops": tflops(together),
     }
@@ -145,20 +141,10 @@ def large(m: int, n: int, k: int, precision: str) -> dict[str, Any]:
     world = dist.get_world_size()
     a, b = (torch.randn(rows // world, cols, device=DEVICE) for rows, cols in ((m, k), (k, n)))
     out = torch.empty(m // world, n, device=DEVICE)
-    seconds = 0.0
-    for _ in range(2):  # the second one counts
-        synchronize()
-        begin = time.perf_counter()
-        sgemm.distributed_sgemm(a, b, out, precision=precision)  # type: ignore[arg-type]
-        synchronize()
-        seconds = largest(time.perf_counter() - begin)
+    product = functools.partial(sgemm.distributed_sgemm, a, b, out, precision=precision)  # type: ignore[arg-type]
+    _, seconds = (largest(elapsed(product, synchronize)) for _ in range(2))  # the second one counts
     return {
-        "placements": BY_ROWS,
-        "m": m,
-        "n": n,
-        "k": k,
-        "precision": precision,
-        "gpus": world,
+        **described(BY_ROWS, Shape(m, n, k), precision),
         "tflops": 2.0 * m * n * k / world / seconds / 1e12,
         "error": sampled_error(a, b, out),
         "predicted_tflops": explain(m, n, k, mesh=world, precision=precision).tflops,  # type: ignore[arg-type]
@@ -166,27 +152,23 @@ def large(m: int, n: int, k: int, precision: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run one rank."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("cases", help="JSON: a list of arguments of `measured` or, of four numbers, `large`")
-    parser.add_argument("seconds", type=float)
-    parser.add_argument("rank", type=int)
-    parser.add_argument("world", type=int)
-    parser.add_argument("meeting", help="file by which the ranks meet")
-    options = parser.parse_args()
-    rank = options.rank
+    """Run one rank.
+
+    The argument is JSON: the cases, which are arguments of `measured` or, if they begin with a number, of `large`; the
+    seconds; the rank and the number of ranks; and the file by which they meet.
+    """
+    cases, seconds, rank, world, meeting = json.loads(sys.argv[1])
     if not SIMULATOR:
         torch.cuda.set_device(rank)
     dist.init_process_group(
         "gloo" if SIMULATOR else "cpu:gloo,cuda:nccl",
         timeout=TIMEOUT,
         rank=rank,
-        world_size=options.world,
-        init_method=f"file://{options.meeting}",
+        world_size=world,
+        init_method=f"file://{meeting}",
     )
-    cases: list[Any] = json.loads(options.cases)
     for case in cases:
-        row = large(*case) if isinstance(case[0], int) else measured(*case, seconds=options.seconds)
+        row = large(*case) if isinstance(case[0], int) else measured(*case, seconds=seconds)
         if rank == 0:
             print(json.dumps(row), flush=True)
         if not SIMULATOR:

@@ -13,7 +13,7 @@ import pandas as pd
 from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.ladder import STAGES as LADDER
 from numba_gemm.lab.bench import results
-from numba_gemm.lab.bench.cases import Shape, check_simulated, chosen_shapes, parse_shape
+from numba_gemm.lab.bench.cases import Shape, check_simulated, chosen_shapes
 from numba_gemm.lab.harness import pictures
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.environment import device_name
@@ -64,32 +64,21 @@ def bench(
     from numba_gemm.runtime.device import current_device, device_properties
     from numba_gemm.simulator.switch import SIMULATOR
 
-    shapes, device = chosen_shapes(sizes, shape, SIMULATOR), dict[str, Any]()
+    shapes = chosen_shapes(sizes, shape, SIMULATOR)
+    how: dict[str, Any] = {"cold": cold, "rounds": rounds, "steady": steady}
+    how["distribution"] = buffers.UNIFORM if operands == "uniform" else buffers.NORMAL
     if SIMULATOR:
         check_simulated(shapes)
     else:
         if rounds is not None and rounds < FEWEST_ROUNDS:
             raise UsageError(f"--rounds: {rounds} is too few to tell a spread: give five or more")
         properties = device_properties(current_device())
-        device = {"cc": properties.cc, "peak": environment.peak_flops(properties), "l2_bytes": properties.l2_bytes}
-        device["nvml"] = environment.current_nvml()
-    plan = Plan(
-        shapes=shapes,
-        contenders=select_contenders(
-            stages,
-            simulated=SIMULATOR,
-            all_configs=configs == "all",
-            precisions=precision_names(precisions),
-        ),
-        library=buffers.choose_library(SIMULATOR),
-        seed=seed or 0,
-        simulated=SIMULATOR,
-        cold=cold,
-        rounds=rounds,
-        distribution=buffers.UNIFORM if operands == "uniform" else buffers.NORMAL,
-        steady=steady,
-        **device,
+        how |= {"cc": properties.cc, "peak": environment.peak_flops(properties), "l2_bytes": properties.l2_bytes}
+        how["nvml"] = environment.current_nvml()
+    contenders = select_contenders(
+        stages, simulated=SIMULATOR, all_configs=configs == "all", precisions=precision_names(precisions)
     )
+    plan = Plan(shapes, contenders, buffers.choose_library(SIMULATOR), seed or 0, SIMULATOR, **how)
     if not any(contender.takes(each) for contender in plan.contenders for each in shapes):
         raise UsageError(f"nothing to measure: {reason_for_nothing(plan)}")
     return measured(plan, notices(plan, stages))
@@ -230,7 +219,6 @@ EXPERIMENT = Experiment(
     run=bench,
     claims=Report().claims,
     claims_of_times=False,
-    parse={"shape": lambda text: (parse_shape(text),)},
     allowed={"stages": (*STAGES, *results.NOT_STAGES)},
     progress=progress,
     report=Report(),

@@ -13,7 +13,7 @@ from numba_gemm.inspect import ffma
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
 from numba_gemm.lab.bench.buffers import choose_library
-from numba_gemm.lab.bench.cases import Shape, parse_shape
+from numba_gemm.lab.bench.cases import DEFAULT_SHAPE, Shape
 from numba_gemm.lab.bench.contenders import cublas, stage_contender
 from numba_gemm.lab.bench.results import CUBLAS, FAILURES
 from numba_gemm.lab.bench.run import NONE, Plan, run
@@ -23,7 +23,6 @@ from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.runtime.device import current_device, device_properties
 from numba_gemm.runtime.driver import device_scope
 
-DEFAULT_SHAPE = Shape(4096, 4096, 4096)
 SEED, ROUNDS = 1, 15
 ORDERED = tuple(stage.name for stage in STAGES.values() if stage.ordered)
 
@@ -87,7 +86,6 @@ EXPERIMENT = Experiment(
     run=orders,
     claims=claims,
     unavailable="the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM",
-    parse={"shape": parse_shape},
     allowed={"stages": ORDERED},
     summary=lambda frame: frame.reindex(columns=list(SHOWN)),
     seed=SEED,

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,7 @@ from numba_gemm import explain, precompile, tiled_sgemm
 from numba_gemm.device.units import ceil_div
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench import steady
-from numba_gemm.lab.bench.buffers import DeviceBuffers, Reference, TorchLibrary
+from numba_gemm.lab.bench.buffers import Reference, TorchLibrary, call_on_nan, on_stream
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS
 from numba_gemm.lab.harness.environment import GRAPHS
@@ -32,6 +32,7 @@ MOST_FLOPS = 4e12
 WINDOW_S, CALLS_S, MOST_CALLS = 0.04, 0.02, 2000
 FP32_AUTO: Final = "fp32_auto"
 BF16X6: Final = "bf16x6"
+Calls = dict[str, tuple[str, Callable[[], Any]]]  # by name; the precision by whose bound the result is judged
 
 
 def random_cases(count: int, seed: int, high: int) -> list[tuple[Shape, str, bool]]:
@@ -76,12 +77,13 @@ def random_products(shapes: int = 300, high: int = 20_000, seed: int = 25) -> It
         m, n, k = shape
         draw = functools.partial(matrix, torch, generator, aligned)
         a, b, c = draw(m, k, layout[0]), draw(k, n, layout[1]), draw(m, n, "N")
-        calls = {CUBLAS: functools.partial(torch.matmul, a, b, out=c)}
-        calls |= {p: functools.partial(tiled_sgemm, a, b, out=c, precision=p) for p in (IEEE, FP32_AUTO, BF16X6)}
-        row: dict[str, Any] = {**shape._asdict(), "layout": layout, "aligned": aligned}
-        row["auto"] = explain(a, b, precision=FP32_AUTO).precision
-        precisions = {CUBLAS: IEEE, IEEE: IEEE, FP32_AUTO: row["auto"], BF16X6: BF16X6}
-        row |= measured(torch, stream, calls, precisions, a, b, c)
+        auto: str = explain(a, b, precision=FP32_AUTO).precision
+        row: dict[str, Any] = {**shape._asdict(), "layout": layout, "aligned": aligned, "auto": auto}
+        calls: Calls = {CUBLAS: (IEEE, functools.partial(torch.matmul, a, b, out=c))}
+        bounds: dict[Any, str] = {IEEE: IEEE, FP32_AUTO: auto, BF16X6: BF16X6}
+        for name, bound in bounds.items():
+            calls[name] = bound, functools.partial(tiled_sgemm, a, b, out=c, precision=name)
+        row |= measured(torch, stream, calls, a, b, c)
         theirs, own = row[f"{CUBLAS}_us"], row[f"{IEEE}_us"]
         row |= {f"{IEEE}_ratio": theirs / own, "auto_ratio": min(theirs, own) / row[f"{FP32_AUTO}_us"]}
         yield row | {f"{BF16X6}_ratio": theirs / row[f"{BF16X6}_us"]}
@@ -102,7 +104,6 @@ def router_gates(
     m: Numbers of tokens.
     n: Numbers of experts.
     k: Widths of the model.
-    seed: Seed of the operands.
     """
     import torch
 
@@ -114,13 +115,13 @@ def router_gates(
             x = torch.randn(shape.m, shape.k, device="cuda", generator=generator).to(dtype)
             out = torch.empty(shape.m, shape.n, device="cuda")
             w = weight.T
-            calls = {
-                CUBLAS: functools.partial(float32_product, torch, x, w, out),
-                FP32_AUTO: functools.partial(tiled_sgemm, x, w, out=out, precision=FP32_AUTO),
+            auto: str = explain(x, w, precision=FP32_AUTO).precision
+            calls: Calls = {
+                CUBLAS: (IEEE, functools.partial(float32_product, torch, x, w, out)),
+                FP32_AUTO: (auto, functools.partial(tiled_sgemm, x, w, out=out, precision=FP32_AUTO)),
             }
-            told = explain(x, w, precision=FP32_AUTO)
-            row = {**shape._asdict(), "activations": str(dtype).removeprefix("torch."), "auto": told.precision}
-            row |= measured(torch, stream, calls, {CUBLAS: IEEE, FP32_AUTO: told.precision}, x.float(), w, out)
+            row = {**shape._asdict(), "activations": str(dtype).removeprefix("torch."), "auto": auto}
+            row |= measured(torch, stream, calls, x.float(), w, out)
             yield row | {"auto_ratio": row[f"{CUBLAS}_us"] / row[f"{FP32_AUTO}_us"]}
 
 
@@ -129,43 +130,28 @@ def float32_product(torch: Any, x: Any, weight: Any, out: Any) -> None:
     torch.matmul(x.float(), weight, out=out)
 
 
-def measured(
-    torch: Any,
-    stream: Any,
-    calls: Mapping[str, Callable[[], Any]],
-    precisions: Mapping[str, str],
-    a: Any,
-    b: Any,
-    c: Any,
-) -> dict[str, Any]:
-    """Verify calls that write a product to `c`, each by the bound of a precision; then time replays and plain calls."""
-    (m, k), n = a.shape, b.shape[1]
+def measured(torch: Any, stream: Any, calls: Calls, a: Any, b: Any, c: Any) -> dict[str, Any]:
+    """Verify calls that write A @ B to `c`, then time replays and plain calls of each."""
     library, row = TorchLibrary(torch), dict[str, Any]()
-    reference = Reference(DeviceBuffers(library, Shape(int(m), int(n), int(k)), a, b, None))
-    for name, call in calls.items():
-        c.fill_(math.nan)
-        call()
-        torch.cuda.synchronize()
-        verdict, median, _ = reference.judge(c, precisions[name])
+    reference = Reference(library, a, b)
+    for name, (precision, call) in calls.items():
+        call_on_nan(library, c, on_stream(call), stream.cuda_stream)
+        verdict, median, _ = reference.judge(c, precision)
         if not verdict.ok:
-            raise RuntimeError(f"{name} at {m}x{n}x{k}: {verdict}")
+            raise RuntimeError(f"{name} at {tuple(a.shape)} @ {tuple(b.shape)}: {verdict}")
         row[f"{name}_error"] = median
     del reference
     ahead.wait_until_idle()
-    for name, call in calls.items():
+    for name, (_, call) in calls.items():
         row[f"{name}_us"], row[f"{name}_call_us"] = alone(stream, call)
     return row
 
 
 def alone(stream: Any, call: Callable[[], Any]) -> tuple[float, float]:
     """Return microseconds per replay and per plain call of a contender while nothing else runs."""
-
-    def enqueue(_stream: int) -> None:
-        call()
-
-    with contextlib.closing(time_alone(enqueue, stream=stream.cuda_stream, max_repeats=400)) as spans:
+    with contextlib.closing(time_alone(on_stream(call), stream=stream.cuda_stream, max_repeats=400)) as spans:
         us, *_ = steady.window(spans, WINDOW_S)
-    return us, steady.plain_call_us(enqueue, stream.cuda_stream, us, CALLS_S, MOST_CALLS)
+    return us, steady.plain_call_us(on_stream(call), stream.cuda_stream, us, CALLS_S, MOST_CALLS)
 
 
 def claims_of_random(frame: pd.DataFrame) -> dict[str, Any]:

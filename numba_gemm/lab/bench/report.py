@@ -14,7 +14,6 @@ from numba_gemm.lab.bench.tables import (
     MISSING,
     SHAPE,
     STAGE,
-    Column,
     Row,
     Table,
     figure,
@@ -140,8 +139,8 @@ def changes_table(compared: pd.DataFrame, simulated: bool = False) -> Table:
         figure("GFLOP/s now", "gflops_new", speed),
         figure("time", "change", lambda change: MISSING if math.isnan(change) else f"{100 * change:+.1f} %"),
     ]
-    columns: list[Column] = [STAGE, SHAPE, *([] if simulated else times), text("verdict")]
-    return table(f"{len(changed)} of {len(compared)} {what} changed", changed, *columns)
+    title = f"{len(changed)} of {len(compared)} {what} changed"
+    return table(title, changed, *(STAGE, SHAPE, *([] if simulated else times), text("verdict")))
 
 
 def text_of(

@@ -134,7 +134,7 @@ def verify_and_time(candidates: Sequence[Candidate], plan: Plan, shape: Shape, s
         DeviceBuffers.random(plan.library, shape, plan.seed, index, plan.distribution)
         for index in range(plan.sets(shape))
     ]
-    reference = Reference(sets[0])
+    reference = Reference(plan.library, sets[0].a, sets[0].b)
     for candidate in candidates:
         if candidate.timeable:
             verify(candidate, sets, reference, plan, stream)
@@ -164,11 +164,10 @@ def runs_steadily(plan: Plan, candidate: Candidate) -> bool:
 def candidate_of(plan: Plan, contender: Contender) -> Candidate:
     """Create a candidate, marked as unsupported if the GPU cannot run it."""
     note = ""
+    runs_all = plan.simulated and contender.precision == IEEE  # the simulator runs any stage
     if contender.stage == results.AUTO and contender.precision not in runnable(plan.cc):
         note = f"{contender.precision} needs compute capability 8.0"
-    elif plan.simulated and contender.precision == IEEE:
-        pass  # the simulator runs any stage
-    elif contender.min_cc > plan.cc or contender.only_cc not in (None, plan.cc):
+    elif not runs_all and (contender.min_cc > plan.cc or contender.only_cc not in (None, plan.cc)):
         note = f"needs compute capability {'.'.join(map(str, contender.min_cc))}"
     return Candidate(contender=contender, status=results.UNSUPPORTED if note else results.OK, note=note)
 
@@ -308,16 +307,12 @@ def row(
         **shape._asdict(),
         "layout": "nn",  # neither operand is transposed; all are row-major
         "cache": "cold" if plan.cold else "hot",
-        "error_in_bounds": candidate.error_in_bounds,
-        "error_median": candidate.error_median,
-        "error_max": candidate.error_max,
-        "host_us": candidate.host_us,
         "compile_s": first.compile_s if first else math.nan,
-        "status": candidate.status,
         "via": contender.via,
         "config": first.config if first else contender.config,
-        "note": candidate.note,
     }
+    own = ("error_in_bounds", "error_median", "error_max", "host_us", "status", "note")
+    values |= {name: getattr(candidate, name) for name in own}
     samples = candidate.samples
     if samples is None:
         return values

@@ -8,6 +8,7 @@ On several GPUs, each product is computed by one, by two, and so on. `link_share
 while all copy, relative to the first one's while it copies alone.
 """
 
+import functools
 import math
 import tempfile
 import time
@@ -21,11 +22,11 @@ import pandas as pd
 from cuda.bindings import driver
 
 from numba_gemm.api import tiled_sgemm
+from numba_gemm.lab.bench.steady import elapsed
 from numba_gemm.lab.harness.environment import LAUNCHES
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.lab.harness.nvml import repeating
 from numba_gemm.models.accuracy import ieee_bound
-from numba_gemm.runtime.device import synchronize
 from numba_gemm.runtime.driver import device_scope
 from numba_gemm.runtime.pinned_memory import pinned
 from numba_gemm.streaming import blocking_of, expected_time, streamed_sgemm
@@ -86,11 +87,7 @@ class InMemory:
 
     def seconds(self, precision: Any) -> float:
         """Time one call in seconds."""
-        synchronize(0)
-        begin = time.perf_counter()
-        tiled_sgemm(self._a, self._b, out=self._c, precision=precision)
-        synchronize(0)
-        return time.perf_counter() - begin
+        return elapsed(functools.partial(tiled_sgemm, self._a, self._b, out=self._c, precision=precision))
 
     def largest_difference(self, other: np.ndarray) -> float:
         """Largest difference of a result from that of the last call; NaN if a result contains NaN."""
@@ -216,9 +213,5 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
 
 
 EXPERIMENT = Experiment(
-    run=streamed,
-    claims=claims,
-    unavailable="the simulator has no times",
-    cache="cold",
-    timing=LAUNCHES,
+    streamed, claims=claims, unavailable="the simulator has no times", cache="cold", timing=LAUNCHES
 )

@@ -17,7 +17,7 @@ from numba_gemm.gemm.precision import IEEE
 from numba_gemm.kernels.step import Step
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES, DirectStage, TensorStage, WarpgroupConfig
 from numba_gemm.lab.bench.buffers import POSITIVE, DeviceBuffers, Reference, call_on_nan, on_device
-from numba_gemm.lab.bench.cases import Shape, parse_shape
+from numba_gemm.lab.bench.cases import DEFAULT_SHAPE, Shape
 from numba_gemm.lab.bench.contenders import cublas
 from numba_gemm.lab.bench.results import CUBLAS
 from numba_gemm.lab.harness.experiment import Experiment
@@ -29,7 +29,6 @@ from numba_gemm.runtime.timing import Call, time_interleaved
 from numba_gemm.runtime.workspace import Workspace
 
 PRECISION = "bf16x6"
-SHAPE = Shape(4096, 4096, 4096)
 DECOMPOSE = "decompose"  # a row that is no stage
 SEED, ROUNDS = 1, 9
 
@@ -42,11 +41,6 @@ def ladder_stages() -> list[DirectStage | TensorStage]:
         if isinstance(stage, DirectStage)
         or (isinstance(stage, TensorStage) and isinstance(stage.configs[0], WarpgroupConfig))
     ]
-
-
-def own_precision(stage: DirectStage | TensorStage, precision: str) -> str:
-    """Return a precision if a stage computes in it, else the stage's first."""
-    return precision if precision in stage.precisions else stage.precisions[0]
 
 
 class PreparedStage:
@@ -70,15 +64,16 @@ class PreparedStage:
         self.multiply = call(multiply)
 
 
-def tensor_ladder(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int = ROUNDS) -> pd.DataFrame:
+def tensor_ladder(shape: Shape = DEFAULT_SHAPE, precision: str = PRECISION, rounds: int = ROUNDS) -> pd.DataFrame:
     """Time the decomposition, every stage and cuBLAS in alternation; errors are over ``|A| @ |B|``."""
     with on_device() as (library, stream):
         buffers = DeviceBuffers.random(library, shape, SEED, distribution=POSITIVE)
-        reference = Reference(buffers)
-        precisions: dict[str, str] = {stage.name: own_precision(stage, precision) for stage in ladder_stages()}
-        found: dict[str, PreparedStage] = {
-            stage.name: PreparedStage(stage, precisions[stage.name], buffers) for stage in ladder_stages()
+        reference = Reference(library, buffers.a, buffers.b)
+        stages: dict[str, DirectStage | TensorStage] = {stage.name: stage for stage in ladder_stages()}
+        precisions = {
+            name: precision if precision in stage.precisions else stage.precisions[0] for name, stage in stages.items()
         }
+        found = {name: PreparedStage(stage, precisions[name], buffers) for name, stage in stages.items()}
         calls: dict[str, Call] = {CUBLAS: cublas()[0].bind(buffers).call}
         calls |= {DECOMPOSE: next(found[name].decompose for name, own in precisions.items() if own == precision)}
         calls |= {name: stage.multiply for name, stage in found.items()}
@@ -102,7 +97,7 @@ def tensor_ladder(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int 
     return pd.DataFrame(rows.values(), columns=[*columns, "median_us", "ratio_to_cublas", "tflops"])
 
 
-def special_values(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int = ROUNDS) -> pd.DataFrame:
+def special_values(shape: Shape = DEFAULT_SHAPE, precision: str = PRECISION, rounds: int = ROUNDS) -> pd.DataFrame:
     """Time products in which rows of A have a NaN or an infinity; these rows of C take a way of their own.
 
     It raises RuntimeError if C has other elements that are NaN or infinite.
@@ -150,7 +145,6 @@ TENSOR_LADDER = Experiment(
     lesson="Speed and errors of the tensor core stages beside cuBLAS SGEMM.",
     run=tensor_ladder,
     claims=claims,
-    parse={"shape": parse_shape},
     needs=("gpu", "hopper", "torch"),
     unavailable="the simulator has no times, and no cuBLAS to compare with",
     seed=SEED,

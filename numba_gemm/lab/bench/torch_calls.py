@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm import tiled_sgemm
-from numba_gemm.lab.bench.transformer import synchronize
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.runtime import ahead
+from numba_gemm.runtime.device import synchronize
 from numba_gemm.runtime.timing import host_time_us
 from numba_gemm.simulator.switch import SIMULATOR
 
@@ -40,7 +40,7 @@ def torch_calls(extent: int = 64) -> Iterator[dict[str, Any]]:
     spent: dict[str, list[float]] = {}
 
     def timed(name: str, call: Callable[[], Any]) -> None:
-        us = host_time_us(call, synchronize=functools.partial(synchronize, torch), batch=BATCH, rounds=1)
+        us = host_time_us(call, synchronize=synchronize, batch=BATCH, rounds=1)
         spent.setdefault(name, []).append(us)
 
     exact = a.double() @ b.double()

@@ -92,16 +92,15 @@ def traced(name: str) -> list[dict[str, Any]]:
         own = requests[(requests["space"] == space) & requests["op"].isin(ops)]
         if own.empty:
             continue
-        count, cost = len(own), int(own["sectors" if space == "global" else "wavefronts"].sum())
+        price = "sectors" if space == "global" else "wavefronts"
+        count, cost = len(own), int(own[price].sum())
         if accesses == "shared loads" and name in JOINED:
             apart = own[~own["array"].isin(JOINED[name])]
             count, cost = found.joined(JOINED[name])
             count, cost = count + len(apart), cost + int(apart["wavefronts"].sum())
-        if accesses == COPIES:
-            rows.append(_row(stage, accesses, "lanes", int(own["lanes"].sum()) * times))
-        else:
-            rows.append(_row(stage, accesses, "requests", count * times))
-        rows.append(_row(stage, accesses, "sectors" if space == "global" else "wavefronts", cost * times))
+        values = {"lanes": int(own["lanes"].sum())} if accesses == COPIES else {"requests": count}
+        values[price] = cost
+        rows += [_row(stage, accesses, quantity, value * times) for quantity, value in values.items()]
     return rows
 
 
@@ -147,9 +146,4 @@ COUNTING = Experiment(
     seed=counters.SEED,
     cache="cold",
 )
-EXPERIMENT = Experiment(
-    run=tracer,
-    claims=claims,
-    needs=("simulator",),
-    seed=counters.SEED,
-)
+EXPERIMENT = Experiment(tracer, claims=claims, needs=("simulator",), seed=counters.SEED)

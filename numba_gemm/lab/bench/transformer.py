@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from numba_gemm.gemm.precision import IEEE
+from numba_gemm.lab.bench.steady import elapsed
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.runtime import ahead
 from numba_gemm.simulator.switch import SIMULATOR
@@ -138,14 +139,12 @@ def transformer_step(
     for name in names:
         run = compiled(torch, block, name)
         with way(torch, name):
-            begin = time.perf_counter()
-            gradients_of(run, x, grad, leaves)
-            synchronize(torch)
-            first_s = time.perf_counter() - begin
+            step = functools.partial(gradients_of, run, x, grad, leaves)
+            first_s = elapsed(step)
             with counted() as seen:
-                found = gradients_of(run, x, grad, leaves)
+                found = step()
             errors = [float((one - other).norm() / other.norm()) for one, other in zip(found, truth, strict=True)]
-            ms = steady_ms(torch, functools.partial(gradients_of, run, x, grad, leaves))
+            ms = steady_ms(step)
         torch_ms = ms if name == TORCH else torch_ms
         yield (
             {"way": name, "width": width, "sequence": sequence, "ms": ms}
@@ -154,22 +153,12 @@ def transformer_step(
         )
 
 
-def synchronize(torch: Any) -> None:
-    """Wait until the GPU is done."""
-    if not SIMULATOR:
-        torch.cuda.synchronize()
-
-
-def steady_ms(torch: Any, step: Callable[[], object]) -> float:
+def steady_ms(step: Callable[[], object]) -> float:
     """Return median milliseconds of the second half of the steps that are made in some time."""
     ahead.wait_until_idle()  # kernels of other products are compiled ahead, which slows down the host
     took, end = list[float](), time.perf_counter() + (0.0 if SIMULATOR else STEADY_SECONDS)
     while not took or time.perf_counter() < end:
-        synchronize(torch)
-        begin = time.perf_counter()
-        step()
-        synchronize(torch)
-        took.append(1e3 * (time.perf_counter() - begin))
+        took.append(1e3 * elapsed(step))
     return statistics.median(took[len(took) // 2 :])
 
 

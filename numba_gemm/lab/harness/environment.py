@@ -19,6 +19,7 @@ from numba_gemm.lab.harness.nvml import Nvml, open_nvml
 from numba_gemm.simulator.probe import driver_error
 
 if TYPE_CHECKING:
+    from numba_gemm.lab.harness.experiment import Experiment
     from numba_gemm.runtime.device import DeviceProperties
 
 COMMIT_DIGITS = 12  # in prose
@@ -34,15 +35,15 @@ DISTRIBUTIONS = (
 
 
 def describe(
-    *, simulated: bool, seed: int, cache: str, command: str, timing: str | None, stated_commit: str | None
+    experiment: Experiment, *, simulated: bool, seed: int, command: str, stated_commit: str | None
 ) -> dict[str, Any]:
     """Return the part of the environment that is known before the run; `stated_commit` counts if git has none."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": command,
         "seed": seed,
-        "cache": cache,
-        "timing": timing,
+        "cache": experiment.cache,
+        "timing": None if simulated else experiment.timing,
         "simulator": simulated,
         "commit": commit() or stated_commit,
         "source_sha256": source_digest(),

@@ -72,7 +72,6 @@ class Experiment:
     needs: tuple[str, ...] = ("gpu",)  # of a machine without the simulator: keys of `needs.CHECKS`
     small: Mapping[str, Any] = field(default_factory=dict)  # defaults in the simulator, for which it takes seconds
     unavailable: str = ""  # reason why the simulator cannot run it; empty if it can
-    parse: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)  # of options that no annotation describes
     # Allowed values of parameters, or of their items: a collection, a number whose multiples they are, or a function
     # that reads one. Other whole numbers are at least 1, or 0 if the default is.
     allowed: Mapping[str, Values] = field(default_factory=dict)
@@ -132,8 +131,7 @@ class Experiment:
         found = inspect.signature(self.run, eval_str=True).parameters
         return {
             name: Parameter(
-                self.parse.get(name)
-                or _parser(one.annotation, self._item(name), least=int(0 not in np.ravel(one.default))),
+                _parser(one.annotation, self._item(name), least=int(0 not in np.ravel(one.default))),
                 one.default,
                 described.get(name, ""),
                 many=typing.get_origin(_without_none(one.annotation)) is Sequence,
@@ -175,6 +173,8 @@ def _parser(annotation: Any, item: Callable[[str], Any] | None, least: int) -> C
     annotation = _without_none(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Sequence, tuple):
+        if origin is Sequence and (own := getattr(arguments[0], "parse", None)):
+            return lambda text: (own(text),)  # a text has commas of its own; the option is repeated
         one = _parser(arguments[0], item, least)
 
         def several(text: str) -> tuple[Any, ...]:
@@ -188,8 +188,10 @@ def _parser(annotation: Any, item: Callable[[str], Any] | None, least: int) -> C
         return several
     if item or origin is typing.Literal:
         return item or one_of(arguments)
+    if hasattr(annotation, "parse"):
+        return typing.cast("Callable[[str], Any]", annotation.parse)
     if annotation not in (bool, float, int, str, Path):
-        raise TypeError(f"no option can be made of {annotation}: add a function to Experiment.parse")
+        raise TypeError(f"no option can be made of {annotation}: give the type a class method `parse`")
     if annotation in (int, float):
         return number(annotation, least if annotation is int else 0)
     return typing.cast("Callable[[str], Any]", annotation)

@@ -101,11 +101,8 @@ def predictions(frame: pd.DataFrame, column: str) -> dict[str, str]:
 def named(label: str, values: Any) -> str:
     """Format the values that tell a curve or a bar from others, by default those that are not missing."""
     parts = values if isinstance(values, tuple) else (values,)
-    return (
-        label.format(*parts)
-        if label
-        else ", ".join(str(part) for part in parts if part not in ("", None) and part == part)
-    )
+    there = [str(part) for part in parts if part not in ("", None) and part == part]
+    return label.format(*parts) if label else ", ".join(there)
 
 
 def titled(column: str) -> str:

@@ -44,16 +44,12 @@ def _ncu() -> str | None:
     return None if found else "ncu was not found: install Nsight Compute, which comes with CUDA, and put it on PATH"
 
 
-def _simulator() -> str | None:
-    return "this runs on the simulator: set NUMBA_ENABLE_CUDASIM=1"
-
-
 CHECKS: dict[str, Callable[[], str | None]] = {
     "gpu": _gpu,
     "hopper": _hopper,
     "torch": _torch,
     "ncu": _ncu,
-    "simulator": _simulator,
+    "simulator": lambda: "this runs on the simulator: set NUMBA_ENABLE_CUDASIM=1",
 }
 """Functions that return what is missing without the simulator, or None."""
 
@@ -100,16 +96,11 @@ def run(
         pictures.pyplot()  # fails now if matplotlib is missing, not after the measurement
     parameters = {**(experiment.small if SIMULATOR else {}), **given}
     known = experiment.parameters
-    if "seed" in known and parameters.get("seed", known["seed"].default) is None:
-        parameters["seed"] = secrets.randbits(SEED_BITS)
-    described = environment.describe(
-        simulated=SIMULATOR,
-        seed=parameters.get("seed", known["seed"].default) if "seed" in known else experiment.seed,
-        cache=experiment.cache,
-        command=command_line(experiment, parameters),
-        timing=None if SIMULATOR else experiment.timing,
-        stated_commit=commit,
-    )
+    seed = parameters.get("seed", known["seed"].default) if "seed" in known else experiment.seed
+    if seed is None:
+        seed = parameters["seed"] = secrets.randbits(SEED_BITS)
+    command = command_line(experiment, parameters)
+    described = environment.describe(experiment, simulated=SIMULATOR, seed=seed, command=command, stated_commit=commit)
     print(f"{environment.device_name(described)}, commit {described['commit']}: {described['command']}", flush=True)
     frame = _measured(experiment, parameters, described, out)
     if experiment.report:
@@ -118,8 +109,7 @@ def run(
         shown = experiment.summary(frame) if experiment.summary else frame
         print(shown.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-", max_rows=MOST_ROWS))
     if drawn:
-        image = pictures.drawn(experiment, frame, environment.device_name(described))
-        write_files(out, {experiment.files[-1]: image})
+        write_files(out, {experiment.files[-1]: pictures.drawn(experiment, frame, environment.device_name(described))})
     print(f"results in {out}")
     return _judged(experiment, frame, by_default=not given)
 

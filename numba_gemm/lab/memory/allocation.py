@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from cuda.bindings import driver
-from numba import cuda
 
 from numba_gemm.device.texture import nanoseconds
+from numba_gemm.device.units import KIB, MIB
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.runtime.device import current_device
 from numba_gemm.runtime.driver import call
 
-WORD, KIB, MIB = 4, 1 << 10, 1 << 20
+WORD = 4  # bytes
 DIRECT, TRIMMED, KEPT = "cuMemAlloc", "pool, trimmed", "pool, kept"
 THRESHOLDS = {TRIMMED: 0, KEPT: (1 << 64) - 1}  # bytes that a pool keeps at a synchronisation
 SIZES = (100, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB)
@@ -27,7 +27,7 @@ PATTERN = 0x12345678
 HELD = 3  # allocations at a time, whose addresses tell the alignment
 
 
-@cuda.jit
+@machine.kernel("int64, uint64[::1]")
 def spin(duration: Any, out: Any) -> None:
     """Run for so many nanoseconds."""
     begin = nanoseconds()
@@ -159,5 +159,4 @@ PLOT = panels(
     curves("bytes", "free_busy_us", "way", log="xy", title="free while a kernel runs", lines={"y": "busy_us"}),
 )
 SMALL = {"sizes": (100, MIB), "busy_us": 200, "rounds": 1}
-SIGNATURES = {"spin": (spin, "int64, uint64[::1]")}
-EXPERIMENT = machine.experiment(allocation, "9.3", claims, PLOT, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)
+EXPERIMENT = machine.gpu_experiment(allocation, "9.3", claims, PLOT, SMALL, [spin])

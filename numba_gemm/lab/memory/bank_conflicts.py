@@ -49,10 +49,10 @@ def read_128(tile: Any, address: Any) -> Any:
     return (x + y) + (z + w)
 
 
-def reader(read: Any) -> Any:
+def reader(bits: int, read: Any) -> Any:
     """Return a kernel in which every lane repeatedly reads the same banks, one row after the other."""
 
-    @cuda.jit
+    @machine.kernel("int64, uint32[::1], float32[::1], uint64[::1]", f"read_{bits}")
     def read_rows(turns: Any, places: Any, sums: Any, took: Any) -> None:
         """Sum what each lane reads at its place, in bytes from the start of a row; record the cycles of each block."""
         tile = cuda.shared.array(WORDS, float32, alignment=16)
@@ -79,7 +79,7 @@ def reader(read: Any) -> Any:
     return read_rows
 
 
-KERNELS = {32: reader(shared_load1), 64: reader(read_64), 128: reader(read_128)}
+KERNELS = {32: reader(32, shared_load1), 64: reader(64, read_64), 128: reader(128, read_128)}
 """Kernels by the bits that a lane reads at once."""
 
 
@@ -171,21 +171,13 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-WAVEFRONTS, CYCLES = {"predicted_wavefronts": "predicted wavefronts"}, "cycles per request of a warp"
+CYCLES = "cycles per request of a warp"
+LOOK: dict[str, Any] = {"log": "y", "dashed": {"predicted_wavefronts": "predicted wavefronts"}, "ylabel": CYCLES}
 PLOT = panels(
-    curves(
-        *("stride", "cycles", "width_bits", "stride > 0", "{} bits"),
-        log="y",
-        dashed=WAVEFRONTS,
-        xlabel="stride in elements",
-        ylabel=CYCLES,
-    ),
+    curves("stride", "cycles", "width_bits", "stride > 0", "{} bits", xlabel="stride in elements", **LOOK),
     bars("cycles", ["pattern", "width_bits"], "stride == 0", "{}, {} bits", xlabel=CYCLES),
 )
 SMALL: dict[str, Any] = {"strides": (1, 2, 32, 33), "patterns": ("broadcast", "multicast, pairs"), "turns": 2}
 SMALL |= {"threads": 32, "blocks": 1, "rounds": 1}
-SIGNATURES = {
-    f"read_{bits}": (kernel, "int64, uint32[::1], float32[::1], uint64[::1]") for bits, kernel in KERNELS.items()
-}
 ALLOWED: dict[str, Any] = {"strides": STRIDES, "widths": KERNELS, "patterns": PATTERNS, "threads": WARP}
-EXPERIMENT = machine.experiment(bank_conflicts, "9.2.3.1", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED)
+EXPERIMENT = machine.experiment(bank_conflicts, "9.2.3.1", claims, PLOT, SMALL, KERNELS.values(), allowed=ALLOWED)

@@ -22,15 +22,17 @@ SCHEDULERS = 4  # per multiprocessor; each issues one instruction per clock
 LATENCY = 4  # clocks from a multiply-add to one that depends on it
 BARRIER_THREADS = 16  # threads per clock that syncthreads handles
 UNEVEN_BLOCK = SCHEDULERS * WARP
+BARRIERS = ("none", "syncwarp", "syncthreads")
 FULL, DIVERGES = "completes", "DivergentBarrier"
 
 # ---------------------------------------------------------------------------------------------------- timed kernels
 
 
-def counter(of_warp: bool = False, of_block: bool = False) -> Any:
-    """Return a kernel that counts turns with multiply-adds, with a barrier of the warp or of the block after each."""
+def counter(barrier: str) -> Any:
+    """Return a kernel that counts turns with multiply-adds, with one of `BARRIERS` after each."""
+    of_warp, of_block = barrier == "syncwarp", barrier == "syncthreads"
 
-    @cuda.jit
+    @machine.kernel("float32[::1], float32, int64", f"loop_{barrier}")
     def count(out: Any, one: Any, turns: Any) -> None:
         x = float32(0)
         for _ in range(0, turns, UNROLLED):
@@ -45,10 +47,11 @@ def counter(of_warp: bool = False, of_block: bool = False) -> Any:
     return count
 
 
-def rounds_of(of_block: bool) -> Any:
+def rounds_of(barrier: str) -> Any:
     """Return a kernel with a barrier of the block, or of the warp, after each round, for which `steps` has a row."""
+    of_block = barrier == "syncthreads"
 
-    @cuda.jit
+    @machine.kernel("float32[::1], float32, int32[:, ::1]", f"rounds_{barrier}")
     def rounds(out: Any, one: Any, steps: Any) -> None:
         warp = cuda.threadIdx.x // WARP
         x = float32(0)
@@ -180,8 +183,8 @@ def ask_scheduler() -> dict[str, str]:
 
 # ------------------------------------------------------------------------------------------------------- experiment
 
-LOOPS = {"none": counter(), "syncwarp": counter(of_warp=True), "syncthreads": counter(of_block=True)}
-ROUNDS = {"syncwarp": rounds_of(of_block=False), "syncthreads": rounds_of(of_block=True)}
+LOOPS = {barrier: counter(barrier) for barrier in BARRIERS}
+ROUNDS = {barrier: rounds_of(barrier) for barrier in BARRIERS[1:]}
 TILES = {"syncwarp": narrow_product.KERNELS["shared_a"], "syncthreads": narrow_product.through_a(of_block=True)}
 
 
@@ -272,9 +275,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     rounds = (ns / predicted).loc[["even rounds", "uneven rounds"]]
     return {
         "no loop is faster than its floor, to a twentieth": ns["loop"] > 0.95 * predicted["loop"],
-        "in blocks of up to 128 threads, syncwarp costs a converged warp nothing": (
-            warp.loc[:128] < 1.2 * none.loc[:128]
-        ),
+        "in blocks of up to 128 threads, syncwarp costs a converged warp nothing": (warp < 1.2 * none).loc[:128],
         "syncthreads costs more than syncwarp in blocks of all sizes": block > 1.2 * warp,
         "and in the largest block half as much again as in the smallest": block.iloc[-1] > 1.5 * block.iloc[0],
         "beyond its floor, syncthreads takes as long in blocks of all sizes, to a half": (
@@ -303,13 +304,7 @@ PLOT = panels(
     text(["barrier", "outcome"], "measurement == 'divergent'", title="under the scheduler"),
     columns=2,
 )
-LOOP_TYPES = "float32[::1], float32, int64"
-ROUND_TYPES, TILE_TYPES = "float32[::1], float32, int32[:, ::1]", "float32[:, ::1], float32[:, ::1], float32[:, ::1]"
 SMALL = {"blocks": (32, 64), "turns": 8, "rounds_a_launch": 4, "steps": (1, 2), "m": 32, "grid": 1, "rounds": 1}
-SIGNATURES = {
-    **{f"loop_{barrier}": (kernel, LOOP_TYPES) for barrier, kernel in LOOPS.items()},
-    **{f"rounds_{barrier}": (kernel, ROUND_TYPES) for barrier, kernel in ROUNDS.items()},
-    "shared_a_syncthreads": (TILES["syncthreads"], TILE_TYPES),
-}
+KERNELS = (*LOOPS.values(), *ROUNDS.values(), TILES["syncthreads"])
 ALLOWED: dict[str, Any] = {"blocks": WARP, "turns": UNROLLED, "rounds_a_launch": SCHEDULERS, "m": W}
-EXPERIMENT = machine.experiment(barriers, "9.2.3.2", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED)
+EXPERIMENT = machine.experiment(barriers, "9.2.3.2", claims, PLOT, SMALL, KERNELS, allowed=ALLOWED)

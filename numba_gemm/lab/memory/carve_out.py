@@ -11,7 +11,7 @@ from cuda.bindings import driver
 from numba import cuda, float32, uint32
 
 from numba_gemm import tiled_sgemm
-from numba_gemm.device.units import FLOAT32_BYTES, ceil_div
+from numba_gemm.device.units import FLOAT32_BYTES, KIB, ceil_div
 from numba_gemm.gemm.occupancy import Occupancy
 from numba_gemm.gemm.occupancy import occupancy as occupancy_of
 from numba_gemm.kernels.ladder import STAGES
@@ -23,7 +23,6 @@ from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
 
-KIB = 1024
 COPY_BLOCK, REREAD_BLOCK = 256, 1024
 NO_PREFERENCE = -1
 NAN = 0xFFFFFFFF  # bits of a float32
@@ -42,14 +41,14 @@ SPLITS: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {
 SCALES = {"gb_s": 1e6, "tflop_s": 1e9}  # bytes or FLOP per millisecond
 
 
-@cuda.jit
+@machine.kernel("float32[::1], float32[::1]")
 def copy(x: Any, out: Any) -> None:
     """Copy one element per thread."""
     i = cuda.grid(1)
     out[i] = x[i]
 
 
-@cuda.jit
+@machine.kernel("int64, int64, float32[::1], float32[::1]")
 def reread(turns: Any, tile: Any, x: Any, out: Any) -> None:
     """Sum each block's tile of x, `turns` times, with four loads at a time."""
     begin = uint32(cuda.blockIdx.x * uint32(tile) + cuda.threadIdx.x)
@@ -238,11 +237,5 @@ PLOT = panels(
 )
 SMALL: dict[str, Any] = {"elements": 1 << 20, "tiles": (48 * KIB,), "block_reads": 1 << 20}
 SMALL |= {"stages": ("shared_tile",), "size": 512, "rounds": 1}
-SIGNATURES = {
-    "copy": (copy, "float32[::1], float32[::1]"),
-    "reread": (reread, "int64, int64, float32[::1], float32[::1]"),
-}
 ALLOWED: dict[str, Any] = {"elements": COPY_BLOCK, "tiles": 4 * FLOAT32_BYTES * REREAD_BLOCK, "stages": STAGES}
-EXPERIMENT = machine.experiment(
-    carve_out, "9.2", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
-)
+EXPERIMENT = machine.gpu_experiment(carve_out, "9.2", claims, PLOT, SMALL, [copy, reread], allowed=ALLOWED)

@@ -31,7 +31,7 @@ PATTERNS: dict[str, Callable[[int], int]] = {
 """Float of its warp that each lane copies, or `IDLE`."""
 
 
-@cuda.jit
+@machine.kernel("float32[::1], float32[::1], uint32[::1]")
 def place_copy(odata: Any, idata: Any, places: Any) -> None:
     """Copy at most one element per thread: the one at the lane's place among those of its warp."""
     x = uint32(cuda.grid(1))
@@ -102,6 +102,5 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 PLOT = panels(bars("us", ["pattern", "lanes", "sectors"], label="{}: {} lanes, {} sectors", xlabel="µs per copy"))
 SMALL = {"elements": 1 << 10, "rounds": 1}
-SIGNATURES = {"place_copy": (place_copy, "float32[::1], float32[::1], uint32[::1]")}
 ALLOWED: dict[str, Any] = {"patterns": PATTERNS, "elements": BLOCK}
-EXPERIMENT = machine.experiment(coalescing, "9.2.1.1", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED)
+EXPERIMENT = machine.experiment(coalescing, "9.2.1.1", claims, PLOT, SMALL, [place_copy], allowed=ALLOWED)

@@ -12,15 +12,16 @@ import pandas as pd
 from cuda.bindings import driver
 from numba import cuda, uint32
 
+from numba_gemm.device.units import MIB
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine, movement
+from numba_gemm.runtime.device import synchronize
 from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
 
 ITEM, BLOCK = 4, 512
-MIB = 1 << 20
 BASELINE = MIB  # bytes of a region that stays in the L2 cache in any case
 PARTITIONS = 2  # in the L2 caches of compute capability 8.0 and 9.0
 CHECK_LAUNCHES = 3
@@ -29,7 +30,7 @@ WINDOWS = ("none", "whole", "guide", "spread")
 POLICY = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
 
 
-@cuda.jit
+@machine.kernel("int32[::1], int32[::1], int64, int64")
 def double_both(persistent: Any, streaming: Any, region: Any, size: Any) -> None:
     """Double one element of the region and one of the stream per thread; both sizes are in elements."""
     tid = uint32(cuda.grid(1))
@@ -141,11 +142,9 @@ class Arrays:
         places = {"region": self.region[: values.size], "stream": self.streamed[: values.size]}
         for place in places.values():
             place.copy_to_device(values)
-        if not machine.SIMULATOR:
-            call(driver.cuCtxSynchronize)  # copies to the device may still be in progress
+        synchronize()  # copies to the device may still be in progress
         work()
-        if not machine.SIMULATOR:
-            movement.finish(self.handle)
+        synchronize(self.handle)
         for name, place in places.items():
             machine.verify(place, values << CHECK_LAUNCHES, f"a kernel did not double the {name}")
 
@@ -253,5 +252,4 @@ PLOT = panels(
     sharey=True,
 )
 SMALL = {"set_aside": 1e-4, "stream": 64 << 10, "shares": (1 / 3, 2), "launches": 1, "rounds": 1}
-SIGNATURES = {"double_both": (double_both, "int32[::1], int32[::1], int64, int64")}
-EXPERIMENT = machine.experiment(l2_persistence, "9.2.2", claims, PLOT, SMALL, SIGNATURES)
+EXPERIMENT = machine.experiment(l2_persistence, "9.2.2", claims, PLOT, SMALL, [double_both])

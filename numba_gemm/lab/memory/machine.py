@@ -4,8 +4,9 @@ In the simulator, kernels run under the package's scheduler, one thread after th
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from numba_gemm.simulator import scheduler
 from numba_gemm.simulator.switch import SIMULATOR as SIMULATOR
 
 ROUNDS = 15
-NO_DRIVER = "the simulator has neither streams, nor caches, nor memory apart from the host's"
 Extent = int | tuple[int, ...]
 
 
@@ -116,7 +116,30 @@ def nvml_gpu() -> tuple[Any, Any]:
     return nvml, nvml.device_get_handle_by_uuid(cuda.get_current_device().uuid)
 
 
-def experiment(run: Any, section: str, claims: Any, plot: Any, small: Any, kernels: Any, **others: Any) -> Experiment:
-    """Describe an experiment of the laboratory, named after the function that runs it; see `Experiment`."""
-    described = {"section": section, "claims": claims, "plot": plot, "small": small, "kernels": kernels}
+def kernel(types: str, name: str = "") -> Callable[[Any], Any]:
+    """Return the decorator of a kernel whose parameters have these types, such as "float32[::1], int64"."""
+
+    def compiled(function: Any) -> Any:
+        made = cuda.jit(function)
+        made.described = name or function.__name__, types
+        return made
+
+    return compiled
+
+
+def experiment(
+    run: Any, section: str, claims: Any, plot: Any, small: Any, kernels: Iterable[Any] = (), **others: Any
+) -> Experiment:
+    """Describe an experiment of the laboratory, named after the function that runs it; see `Experiment`.
+
+    The kernels are those of `kernel`.
+    """
+    typed = {name: (kernel, types) for kernel in kernels for name, types in (kernel.described,)}
+    described = {"section": section, "claims": claims, "plot": plot, "small": small, "kernels": typed}
     return Experiment(run, facts=facts, **described, **others)
+
+
+gpu_experiment = partial(
+    experiment, unavailable="the simulator has neither streams, nor caches, nor memory apart from the host's"
+)
+"""Same as `experiment`, for what the simulator cannot run."""

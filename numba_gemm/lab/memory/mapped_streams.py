@@ -8,7 +8,7 @@ import pandas as pd
 
 from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.overlap import BLOCK, PERIOD, SIGNATURES, worker
+from numba_gemm.lab.memory.overlap import BLOCK, PERIOD, pieces, work, worker
 from numba_gemm.runtime.timing import Call
 
 STAGED, READ, WRITTEN, MAPPED = "staged", "read", "written", "mapped"
@@ -35,9 +35,8 @@ def steps(way: str, hosts: Sequence[Any], devices: Sequence[Any], count: int, tu
         return [[copying(x, source), worker(x, movement.mapped(result), turns)]]
     if way == MAPPED:
         return [[worker(movement.mapped(source), movement.mapped(result), turns)]]
-    size = source.size // count
-    pieces = (slice(begin, begin + size) for begin in range(0, source.size, size))
-    return [[copying(x[at], source[at]), worker(x[at], out[at], turns), copying(result[at], out[at])] for at in pieces]
+    places = [slice(*piece) for piece in pieces(source.size, count)]
+    return [[copying(x[at], source[at]), worker(x[at], out[at], turns), copying(result[at], out[at])] for at in places]
 
 
 def mapped_streams(
@@ -116,6 +115,4 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 PLOT = panels(bars("ms", ["turns", "way", "streams"], label="turns {}: {}, streams {}"))
 SMALL = {"elements": 1 << 16, "turns": (1, 2), "streams": (1, 2), "rounds": 1}
-EXPERIMENT = machine.experiment(
-    mapped_streams, "9.1.3", claims, PLOT, SMALL, SIGNATURES, allowed={"elements": BLOCK}, unavailable=machine.NO_DRIVER
-)
+EXPERIMENT = machine.gpu_experiment(mapped_streams, "9.1.3", claims, PLOT, SMALL, [work], allowed={"elements": BLOCK})

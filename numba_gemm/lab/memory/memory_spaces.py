@@ -15,14 +15,14 @@ from cuda.bindings import driver
 from numba import cuda, float32, uint32, uint64
 
 from numba_gemm.device.texture import cycles, nanoseconds, texel
-from numba_gemm.device.units import WARP, ceil_div
+from numba_gemm.device.units import KIB, WARP, ceil_div
 from numba_gemm.lab.bench import ceilings
 from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine
 from numba_gemm.runtime.driver import call
 from numba_gemm.simulator.switch import device_function
 
-WORD, LINE, KIB = 4, 32, 1024  # bytes; words; bytes
+WORD, LINE = 4, 32  # bytes; words
 LINKS = 32  # links of a chain per turn of the loop that follows it
 SHARED_WORDS, LOCAL_WORDS = 2048, 8192
 CONSTANT_WORDS, NEAR_WORDS, CONSTANT_LINE = 8192, 256, 16  # words in all; in the first constant cache; in a line
@@ -32,6 +32,7 @@ ROWS = FIRST + READS
 TEXEL = 16  # bytes per texel of the textures for bandwidth
 TEXTURE_UNITS = 4  # per multiprocessor
 OPERANDS = 3  # per multiply-add
+CHASE = "int64, int64, int64, uint64[::1]"  # types of start, warm, steps and out
 
 LATENCY_ORDER = {"register": 1, "shared": 2, "constant": 3, "local": 4, "global": 4, "texture": 4}
 """The guide's rank of each space by its latency."""
@@ -112,20 +113,22 @@ walk_array, walk_texture = walker(element, uint32), walker(first_channel, uint32
 walk_registers = walker(multiply_add, float32)
 
 
-def chaser(walk: Any) -> Any:
-    """Return a kernel that follows a chain in memory that is passed to it."""
+def chaser(name: str, memory: str, walk: Any) -> Any:
+    """Return a kernel that follows a chain in memory that is passed to it, as a parameter of this type."""
 
-    @cuda.jit
+    @machine.kernel(f"{memory}, {CHASE}", name)
     def chase(memory: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
         walk(memory, start, warm, steps, out)
 
     return chase
 
 
-chase_global, chase_texture, chase_registers = map(chaser, (walk_array, walk_texture, walk_registers))
+chase_global = chaser("chase_global", "uint32[::1]", walk_array)
+chase_texture = chaser("chase_texture", "uint64", walk_texture)
+chase_registers = chaser("chase_registers", "float32", walk_registers)
 
 
-@cuda.jit
+@machine.kernel(f"uint32[::1], {CHASE}")
 def chase_shared(chain: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
     """Follow a copy of a chain in shared memory."""
     memory = cuda.shared.array(SHARED_WORDS, uint32)
@@ -133,7 +136,7 @@ def chase_shared(chain: Any, start: Any, warm: Any, steps: Any, out: Any) -> Non
     walk_array(memory, start, warm, steps, out)
 
 
-@cuda.jit
+@machine.kernel(f"uint32[::1], {CHASE}")
 def chase_local(chain: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
     """Follow a copy of a chain in local memory."""
     memory = cuda.local.array(LOCAL_WORDS, uint32)
@@ -141,7 +144,7 @@ def chase_local(chain: Any, start: Any, warm: Any, steps: Any, out: Any) -> None
     walk_array(memory, start, warm, steps, out)
 
 
-@cuda.jit
+@machine.kernel(CHASE)
 def chase_constant(start: Any, warm: Any, steps: Any, out: Any) -> None:
     """Follow one of the two chains in constant memory."""
     walk_array(cuda.const.array_like(CONSTANT), start, warm, steps, out)
@@ -184,13 +187,13 @@ sum_vectors, sum_texels = summing(four_floats, float32, 4 * WARP), summing(four_
 sum_floats, sum_words = summing(element, float32, 1), summing(element, uint32, 1)
 
 
-@cuda.jit
+@machine.kernel("int64, float32[:, ::1], float32[:, ::1]")
 def read_cached(turns: Any, x: Any, out: Any) -> None:
     """Read rows of a small array, four floats per thread and the same ones in all blocks."""
     out[0, uint32(cuda.grid(1))] = sum_vectors(x, turns, uint32(cuda.threadIdx.x % WARP * 4))
 
 
-@cuda.jit
+@machine.kernel("int64, float32[:, ::1], float32[:, ::1]")
 def read_local(turns: Any, x: Any, out: Any) -> None:
     """Read a thread's copy of a few floats."""
     memory = cuda.local.array(ROWS, float32)
@@ -199,14 +202,14 @@ def read_local(turns: Any, x: Any, out: Any) -> None:
     out[0, uint32(cuda.grid(1))] = sum_floats(memory, turns, uint32(0))
 
 
-@cuda.jit
+@machine.kernel("int64, int64, uint32[::1]")
 def read_constant(turns: Any, apart: Any, out: Any) -> None:
     """Read constants that are `apart` words apart in neighbouring lanes; with 0, all lanes read the same word."""
     start = uint32(cuda.threadIdx.x % WARP) * uint32(apart)
     out[uint32(cuda.grid(1))] = sum_words(cuda.const.array_like(CONSTANT), turns, start)
 
 
-@cuda.jit
+@machine.kernel("int64, uint64, uint32[::1]")
 def read_texture(turns: Any, texture: Any, out: Any) -> None:
     """Read texels of four channels, consecutive in the lanes."""
     out[uint32(cuda.grid(1))] = sum_texels(texture, turns, uint32(cuda.threadIdx.x % WARP))
@@ -421,21 +424,8 @@ PLOT = panels(
     bars("latency_cycles", ["space", "level"], "latency_cycles == latency_cycles", xscale="log"),
     bars("tb_s", ["space", "level"], "tb_s == tb_s", xscale="log"),
 )
-CHASE, FLOATS = "int64, int64, int64, uint64[::1]", "float32[:, ::1]"
 SMALL = {"steps": 64, "l1_kib": 2, "l2_kib": 4, "device_kib": 32, "read_kib": 4, "turns": 2, "blocks": 1}
 SMALL |= {"threads": 32, "walk_rounds": 2, "rounds": 1}
-CHASES = {"chase_global": chase_global, "chase_shared": chase_shared, "chase_local": chase_local}
-SIGNATURES = {
-    **{name: (kernel, f"uint32[::1], {CHASE}") for name, kernel in CHASES.items()},
-    "chase_constant": (chase_constant, CHASE),
-    "chase_texture": (chase_texture, f"uint64, {CHASE}"),
-    "chase_registers": (chase_registers, f"float32, {CHASE}"),
-    "read_cached": (read_cached, f"int64, {FLOATS}, {FLOATS}"),
-    "read_local": (read_local, f"int64, {FLOATS}, {FLOATS}"),
-    "read_constant": (read_constant, "int64, int64, uint32[::1]"),
-    "read_texture": (read_texture, "int64, uint64, uint32[::1]"),
-    "read_global": (ceilings.read_global, f"int64, {FLOATS}, {FLOATS}"),
-    "read_shared": (ceilings.read_shared, f"int64, float32, {FLOATS}"),
-    "multiply_add": (ceilings.multiply_add, f"int64, float32, float32, {FLOATS}"),
-}
-EXPERIMENT = machine.experiment(memory_spaces, "9.2", claims, PLOT, SMALL, SIGNATURES, allowed={"steps": LINKS})
+CHASES = (chase_global, chase_shared, chase_local, chase_constant, chase_texture, chase_registers)
+KERNELS = (*CHASES, read_cached, read_local, read_constant, read_texture)
+EXPERIMENT = machine.experiment(memory_spaces, "9.2", claims, PLOT, SMALL, KERNELS, allowed={"steps": LINKS})

@@ -16,7 +16,7 @@ from numba_gemm.models import requests
 BLOCK = 256
 
 
-@cuda.jit
+@machine.kernel("float32[::1], float32[::1], int64")
 def offset_copy(odata: Any, idata: Any, offset: Any) -> None:
     """Copy one element per thread; the arrays have `offset` more elements than there are threads."""
     x = cuda.grid(1) + offset
@@ -91,5 +91,4 @@ PLOT = panels(
     bars("gb_s", ["block"], rows="offset == 0", ylabel="threads per block", title="offset 0"),
 )
 SMALL = {"offsets": (0, 1, 8), "blocks": (BLOCK, 33), "elements": 512, "rounds": 1}
-SIGNATURES = {"offset_copy": (offset_copy, "float32[::1], float32[::1], int64")}
-EXPERIMENT = machine.experiment(misaligned_copy, "9.2.1.3", claims, PLOT, SMALL, SIGNATURES)
+EXPERIMENT = machine.experiment(misaligned_copy, "9.2.1.3", claims, PLOT, SMALL, [offset_copy])

@@ -15,9 +15,10 @@ from numba_gemm.models.requests import SECTOR_BYTES
 
 W = 32  # K, and the sides of a block and of its tile of C
 LINE_BYTES = 128
+MATRICES = "float32[:, ::1], float32[:, ::1], float32[:, ::1]"
 
 
-@cuda.jit
+@machine.kernel(MATRICES)
 def simple(a: Any, b: Any, c: Any) -> None:
     """Read a row of A and a column of B per thread from global memory."""
     row = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
@@ -31,7 +32,7 @@ def simple(a: Any, b: Any, c: Any) -> None:
 def through_a(of_block: bool) -> Any:
     """Return a kernel that loads the tile of A once, coalesced; behind it is a barrier of the block, or of the warp."""
 
-    @cuda.jit
+    @machine.kernel(MATRICES, "shared_a_syncthreads" if of_block else "shared_a")
     def shared_a(a: Any, b: Any, c: Any) -> None:
         a_tile = cuda.shared.array((W, W), float32)
         x, y = cuda.threadIdx.x, cuda.threadIdx.y
@@ -50,7 +51,7 @@ def through_a(of_block: bool) -> Any:
     return shared_a
 
 
-@cuda.jit
+@machine.kernel(MATRICES)
 def shared_ab(a: Any, b: Any, c: Any) -> None:
     """Load both tiles once, and then read them from shared memory."""
     a_tile = cuda.shared.array((W, W), float32)
@@ -170,5 +171,5 @@ PLOT = panels(
     bars("passes_a_warp", ["kernel"], said="counted", xlabel="shared-memory passes per warp"),
 )
 SMALL = {"m": 64, "n": 32, "rounds": 1}
-SIGNATURES = {name: (kernel, "float32[:, ::1], float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()}
-EXPERIMENT = machine.experiment(narrow_product, "9.2.3.2", claims, PLOT, SMALL, SIGNATURES, allowed={"m": W, "n": W})
+ALLOWED = {"m": W, "n": W}
+EXPERIMENT = machine.experiment(narrow_product, "9.2.3.2", claims, PLOT, SMALL, KERNELS.values(), allowed=ALLOWED)

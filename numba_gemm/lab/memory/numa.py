@@ -172,4 +172,4 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 BAR = "{}, {}: memory on {}, thread on {}"
 PLOT = panels(bars("gb_s", ["memory", "direction", "memory_node", "thread_node"], label=BAR))
 SMALL = {"elements": 1 << 20, "rounds": 1}
-EXPERIMENT = machine.experiment(numa, "9.4", claims, PLOT, SMALL, {}, unavailable=machine.NO_DRIVER)
+EXPERIMENT = machine.gpu_experiment(numa, "9.4", claims, PLOT, SMALL)

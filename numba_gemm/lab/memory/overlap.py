@@ -64,7 +64,7 @@ def left_out(elements: int, streams: int, block: int = BLOCK) -> int:
     return elements - elements // (block * streams) * block * streams
 
 
-@cuda.jit
+@machine.kernel("float32[::1], float32[::1], int64, float32, float32")
 def work(x: Any, out: Any, turns: Any, factor: Any, summand: Any) -> None:
     """Apply a chain of fused multiply-adds to each element; factor and summand are unknown to the compiler."""
     i = cuda.grid(1)
@@ -371,5 +371,4 @@ PLOT = panels(
 )
 SMALL: dict[str, Any] = {"elements": 1 << 14, "turns": (3, 8, 21), "streams": (1, 2, 4)}
 SMALL |= {"remainder_streams": (3,), "host_turns": 5, "rounds": 2}
-SIGNATURES = {"work": (work, "float32[::1], float32[::1], int64, float32, float32")}
-EXPERIMENT = machine.experiment(overlap, "9.1.2", claims, PLOT, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)
+EXPERIMENT = machine.gpu_experiment(overlap, "9.1.2", claims, PLOT, SMALL, [work])

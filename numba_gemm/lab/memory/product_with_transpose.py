@@ -9,7 +9,7 @@ from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.narrow_product import PLOT, Accesses, W, compare, integers
 
 
-@cuda.jit
+@machine.kernel("float32[:, ::1], float32[:, ::1]")
 def strided(a: Any, c: Any) -> None:
     """Read two rows of A per thread; the second one differs between the lanes of a warp."""
     row = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
@@ -20,10 +20,10 @@ def strided(a: Any, c: Any) -> None:
     c[row, col] = acc
 
 
-def through_shared(width: int) -> Any:
+def through_shared(name: str, width: int) -> Any:
     """Return a kernel that reads rows of A coalesced, and transposes them into a tile with rows of this width."""
 
-    @cuda.jit
+    @machine.kernel("float32[:, ::1], float32[:, ::1]", name)
     def through_shared(a: Any, c: Any) -> None:
         a_tile = cuda.shared.array((W, W), float32)
         transposed_tile = cuda.shared.array((W, width), float32)
@@ -42,7 +42,7 @@ def through_shared(width: int) -> Any:
 
 
 WIDTHS = {"coalesced": W, "padded": W + 1}  # row width of the transposed tile
-KERNELS: dict[str, Any] = {"strided": strided, **{name: through_shared(width) for name, width in WIDTHS.items()}}
+KERNELS: dict[str, Any] = {"strided": strided, **{name: through_shared(name, width) for name, width in WIDTHS.items()}}
 
 
 ACCESSES: dict[str, Accesses] = {
@@ -81,5 +81,6 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 SMALL = {"m": 64, "rounds": 1}
-SIGNATURES = {name: (kernel, "float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()}
-EXPERIMENT = machine.experiment(product_with_transpose, "9.2.3.3", claims, PLOT, SMALL, SIGNATURES, allowed={"m": W})
+EXPERIMENT = machine.experiment(
+    product_with_transpose, "9.2.3.3", claims, PLOT, SMALL, KERNELS.values(), allowed={"m": W}
+)

@@ -73,7 +73,7 @@ def scattered(pieces: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(2 * pieces)[:pieces]
 
 
-@cuda.jit
+@machine.kernel("uint32[::1], uint32[::1], int64[::1], int64")
 def unpack(target: Any, packed: Any, places: Any, length: Any) -> None:
     """Copy each piece of `length` consecutive elements to its place, with one row of blocks per piece."""
     piece = cuda.blockIdx.y
@@ -82,7 +82,7 @@ def unpack(target: Any, packed: Any, places: Any, length: Any) -> None:
         target[places[piece] * length + x] = packed[piece * length + x]
 
 
-@cuda.jit
+@machine.kernel("float32[::1]")
 def step(data: Any) -> None:
     """Add one to each element; a step of a chain."""
     x = cuda.grid(1)
@@ -353,9 +353,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
         "of 4 MB and more, it takes what latency and link predict, to a third": (
             (long["us"] / long["predicted_us"]).between(3 / 4, 4 / 3, inclusive="neither")
         ),
-        "one of 64 KB takes no more than half as long again as the smallest": (us < 1.5 * us.iloc[0])[
-            us.index <= 65536
-        ],
+        "one of 64 KB takes no more than half as long again as the smallest": (us < 1.5 * us.iloc[0]).loc[:65536],
         "a large copy of pageable memory is not half as fast as one of page-locked memory": (
             large[PAGEABLE][ways] < large[PINNED][ways] / 2
         ),
@@ -395,5 +393,4 @@ PLOT = panels(
 )
 SMALL: dict[str, Any] = {"sizes": (4 << 10, 64 << 10, 1 << 20), "pinning_sizes": (64 << 10, 1 << 20), "pieces": 20}
 SMALL |= {"piece_bytes": (1 << 10, 4 << 10), "steps": (1, 3), "chain_bytes": 1 << 16, "rounds": 2}
-SIGNATURES = {"unpack": (unpack, "uint32[::1], uint32[::1], int64[::1], int64"), "step": (step, "float32[::1]")}
-EXPERIMENT = machine.experiment(transfers, "9.1", claims, PLOT, SMALL, SIGNATURES, unavailable=machine.NO_DRIVER)
+EXPERIMENT = machine.gpu_experiment(transfers, "9.1", claims, PLOT, SMALL, [unpack, step])

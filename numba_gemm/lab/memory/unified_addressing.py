@@ -11,7 +11,7 @@ import pandas as pd
 from cuda.bindings import driver
 from numba import cuda
 
-from numba_gemm.device.units import FLOAT32_BYTES
+from numba_gemm.device.units import FLOAT32_BYTES, MIB
 from numba_gemm.lab.harness.pictures import bars, panels, text
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.runtime import pinned_memory
@@ -20,8 +20,8 @@ from numba_gemm.runtime.driver import call, device_scope, failure, primary_conte
 
 Row = dict[str, Any]
 BLOCK = 256
-MIB = 1 << 20
 HOST_MEMORY = ("pageable", "pinned", "mapped", "registered")
+EQUAL_BY_GUIDE = ("pinned", "mapped")  # kinds whose host and device pointer are equal according to the guide
 DEVICE_MEMORY = ("device", "managed")
 POINTERS, COPIES = "pointer", "copy"
 TYPES = {1: "host", 2: "device", 3: "array", 4: "unified"}  # CUmemorytype
@@ -34,16 +34,11 @@ NVLINK_GB_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 25.0, 6: 25.0, 7: 50.0}
 """Bandwidth per link in one direction, by NVML's version number: 1 is NVLink 1.0; 6 is 4.0, that of Hopper."""
 
 
-@cuda.jit
+@machine.kernel("float32[::1]")
 def double(x: Any) -> None:
     """Double one element per thread."""
     i = cuda.grid(1)
     x[i] = 2 * x[i]
-
-
-def equal_by_guide(memory: str) -> bool:
-    """True if host and device pointer are equal according to the guide; pageable memory has only one pointer."""
-    return memory in ("pinned", "mapped")
 
 
 def in_series(*gb_s: float) -> float:
@@ -104,7 +99,7 @@ def described(memory: str, elements: int, usable: bool) -> Row:
         if memory in HOST_MEMORY:
             mapped = int(call(driver.cuMemHostGetDevicePointer, address, 0))
             assert mapped == pointers["device"], f"of {memory} memory, two calls tell different device pointers"
-            row |= {"equal": mapped == address, "predicted_equal_by_guide": equal_by_guide(memory)}
+            row |= {"equal": mapped == address, "predicted_equal_by_guide": memory in EQUAL_BY_GUIDE}
             row["predicted_equal"] = usable if memory == "registered" else True
         check_pointer(memory, address, pointers["device"] or 0, elements)
         return row
@@ -277,8 +272,5 @@ PLOT = panels(
     columns=1,
 )
 SMALL = {"elements": 1 << 16, "copy_bytes": MIB, "rounds": 1}
-SIGNATURES = {"double": (double, "float32[::1]")}
-ALLOWED: dict[str, Any] = {"elements": BLOCK}
-EXPERIMENT = machine.experiment(
-    unified_addressing, "9.1.4", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
-)
+ALLOWED = {"elements": BLOCK}
+EXPERIMENT = machine.gpu_experiment(unified_addressing, "9.1.4", claims, PLOT, SMALL, [double], allowed=ALLOWED)

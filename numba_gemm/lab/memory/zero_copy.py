@@ -8,7 +8,7 @@ import pandas as pd
 from cuda.bindings import driver
 from numba import cuda, uint32
 
-from numba_gemm.device.units import FLOAT32_BYTES, WARP
+from numba_gemm.device.units import FLOAT32_BYTES, MIB, WARP
 from numba_gemm.lab.harness.pictures import bars, curves, panels
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.strided_copy import sectors_a_warp
@@ -17,18 +17,17 @@ from numba_gemm.runtime.driver import call
 
 BLOCK = 256
 LINE_BYTES = 128
-MIB = 1 << 20
 WAYS = ("mapped", "copied", "kept")
 
 
-@cuda.jit
+@machine.kernel("float32[::1], float32[::1]")
 def add(x: Any, out: Any) -> None:
     """Add an element to its sum; neighbouring threads read neighbouring elements."""
     i = cuda.grid(1)
     out[i] += x[i]
 
 
-@cuda.jit
+@machine.kernel("float32[::1], float32[::1], float32[::1]")
 def add_and_keep(x: Any, kept: Any, out: Any) -> None:
     """Same as `add`; also store the element for later passes."""
     i = cuda.grid(1)
@@ -37,7 +36,7 @@ def add_and_keep(x: Any, kept: Any, out: Any) -> None:
     kept[i] = value
 
 
-@cuda.jit
+@machine.kernel("float32[::1], float32[::1], int64, int64")
 def add_strided(x: Any, out: Any, rows: Any, stride: Any) -> None:
     """Same as `add` with another element: x is a matrix with rows of `stride` elements, read column by column."""
     i = uint32(cuda.grid(1))
@@ -145,12 +144,5 @@ PLOT = panels(
     bars("ms", ["stride"], rows="way in ['mapped', 'strided'] and passes == 1", title="mapped, one pass, by stride"),
 )
 SMALL = {"elements": 1 << 16, "passes": (1, 2), "strides": (8,), "rounds": 1}
-SIGNATURES = {
-    "add": (add, "float32[::1], float32[::1]"),
-    "add_and_keep": (add_and_keep, "float32[::1], float32[::1], float32[::1]"),
-    "add_strided": (add_strided, "float32[::1], float32[::1], int64, int64"),
-}
-ALLOWED: dict[str, Any] = {"elements": BLOCK}
-EXPERIMENT = machine.experiment(
-    zero_copy, "9.1.3", claims, PLOT, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=machine.NO_DRIVER
-)
+KERNELS = (add, add_and_keep, add_strided)
+EXPERIMENT = machine.gpu_experiment(zero_copy, "9.1.3", claims, PLOT, SMALL, KERNELS, allowed={"elements": BLOCK})

@@ -14,22 +14,22 @@ from numba import cuda
 
 import numba_gemm
 from numba_gemm.gemm.precision import IEEE
-from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, Reference, TorchLibrary, optional, uniform
+from numba_gemm.lab.bench.buffers import HostLibrary, Reference, TorchLibrary, on_stream, optional, uniform
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import Bound
 from numba_gemm.lab.bench.results import OK, WRONG
 from numba_gemm.lab.bench.run import Outcome, Plan, time_on_device
+from numba_gemm.lab.bench.steady import elapsed
 from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.command import SEED_BITS
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.nvml import ClockSamples, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime import ahead
-from numba_gemm.runtime.timing import Call, Samples, host_time_us
+from numba_gemm.runtime.timing import Samples, host_time_us
 from numba_gemm.simulator.switch import SIMULATOR
 
 OURS = "ours"
-COPY = "device copy"
 INFORMATION = math.nan  # target of a comparison that has none
 
 
@@ -124,17 +124,16 @@ class Truth:
     """
 
     def __init__(self, rig: Rig, a: Any, b: Any, bias: Any = None, precision: str = IEEE) -> None:
-        (m, k), n = a.shape, b.shape[1]
-        self.buffers = DeviceBuffers(rig.library, Shape(int(m), int(n), int(k)), a, b, None)
+        self.library, self.a, self.b = rig.library, a, b
         self.bias, self.precision = bias, precision
 
     @functools.cached_property
     def reference(self) -> Reference:
         """Reference of the operands."""
-        library, made = self.buffers.library, Reference(self.buffers)
+        made = Reference(self.library, self.a, self.b)
         if self.bias is not None:
-            bias = library.float64(self.bias)
-            weight = library.float32(abs(bias))
+            bias = self.library.float64(self.bias)
+            weight = self.library.float32(abs(bias))
             made.panels = tuple(
                 replace(panel, expected=(panel.expected + bias).clip(0), scale=panel.scale + weight)
                 for panel in made.panels
@@ -175,11 +174,6 @@ def bias_relu() -> Any:
 HOST_ROUNDS, HOST_BATCH = 15, 100
 
 
-def on_stream(call: Callable[[], Any]) -> Call:
-    """Return a call that ignores the stream, which is current already."""
-    return lambda _stream: call()
-
-
 def verified(rig: Rig, contender: Contender) -> Outcome:
     """Make every call on a C filled with NaN and judge the result; then time one more call."""
     bound = [Bound(on_stream(turn.call)) for turn in contender.turns]
@@ -195,10 +189,7 @@ def verified(rig: Rig, contender: Contender) -> Outcome:
             if note:
                 outcome.status, outcome.note = WRONG, note
                 return outcome
-        begin = time.perf_counter()
-        contender.turns[0].call()
-        rig.synchronize()
-        outcome.first_s = time.perf_counter() - begin
+        outcome.first_s = elapsed(contender.turns[0].call, rig.synchronize)
     except Exception as error:
         outcome.fail(error)
     return outcome

@@ -14,22 +14,11 @@ from numba_gemm.lab.bench.buffers import FLOAT32_BYTES, operand_bytes, optional
 from numba_gemm.lab.bench.cases import ON_GPU, Shape
 from numba_gemm.lab.bench.results import CUBLAS
 from numba_gemm.lab.bench.targets import verdicts
-from numba_gemm.lab.bench.targets.case import (
-    COPY,
-    OURS,
-    Case,
-    Contender,
-    Rig,
-    Truth,
-    Turn,
-    bias_relu,
-    both,
-    matrix,
-    ours,
-)
+from numba_gemm.lab.bench.targets.case import OURS, Case, Contender, Rig, Truth, Turn, bias_relu, both, matrix, ours
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.simulator.switch import SIMULATOR
 
+COPY = "device copy"  # baseline of bandwidth
 LAYOUTS = ("NN", "TN", "NT", "TT")  # one letter each for A and B; T is the transpose of a row-major matrix
 CUBES = tuple(Shape(extent, extent, extent) for extent in (2048, 3072, 4096, 6144, 8192, 12288, 16384))
 
@@ -121,20 +110,18 @@ def vector_cases(sizes: Sizes) -> list[Case]:
         def make(rig: Rig) -> dict[str, Contender]:
             small = rig.random(extent * thin)
             c = matrix(rig.flat_c, shape.m, shape.n)
-            own: list[Turn] = []
-            theirs: list[Turn] = []
-            copies: list[Turn] = []
+            turns: dict[str, list[Turn]] = {OURS: [], COPY: [], CUBLAS: []}
             for flat in (rig.flat_a, rig.flat_b):
                 large = matrix(flat, extent, extent)
                 a, b = (large, matrix(small, extent, thin)) if n_is_thin else (matrix(small, thin, extent), large)
                 truth = Truth(rig, a, b)
-                own += ours(a, b, c, truth, 0.0).turns
-                theirs.append(Turn(functools.partial(rig.multiply, a, b, out=c), c, truth.judge))
+                turns[OURS] += ours(a, b, c, truth, 0.0).turns
+                turns[CUBLAS].append(Turn(functools.partial(rig.multiply, a, b, out=c), c, truth.judge))
                 to = matrix(rig.flat_c, extent, extent)
-                copies.append(Turn(functools.partial(rig.copy, to, large), to, functools.partial(same, large)))
-            moved = float(operand_bytes(shape))
-            copied = 2.0 * FLOAT32_BYTES * extent * extent  # bytes read and written
-            return {OURS: Contender(own, moved), COPY: Contender(copies, copied), CUBLAS: Contender(theirs, moved)}
+                turns[COPY].append(Turn(functools.partial(rig.copy, to, large), to, functools.partial(same, large)))
+            work = dict.fromkeys(turns, float(operand_bytes(shape)))
+            work[COPY] = 2.0 * FLOAT32_BYTES * extent * extent  # bytes read and written
+            return {name: Contender(turns[name], work[name]) for name in turns}
 
         return Case("vector", str(shape), shape, make, (COPY, CUBLAS))
 
@@ -221,8 +208,8 @@ def host_cases(sizes: Sizes) -> list[Case]:
 
     def operands(rig: Rig, library: str, kind: str) -> tuple[Contender, tuple[Any, ...]]:
         """Return the contender of the public function, and its operands."""
-        options: dict[str, Any] = {}
         precision = kind if kind in PRECISIONS else IEEE
+        options: dict[str, Any] = {} if precision == IEEE else {"precision": precision}
         a, b, c = rig.operands(shape)
         truth = Truth(rig, a, b, precision=precision)
         if kind == verdicts.BATCH:
@@ -233,8 +220,6 @@ def host_cases(sizes: Sizes) -> list[Case]:
             truth = Truth(rig, a, b, bias)
             function = bias_relu() if kind == verdicts.EPILOGUE else math_relu
             options = {"epilogue": function, "epilogue_args": (seen_by(library, bias),)}
-        if precision != IEEE:
-            options = {"precision": precision}
         x, y, z = (seen_by(library, array) for array in (a, b, c))
 
         def judge(got: Any) -> tuple[float, str]:
@@ -243,22 +228,22 @@ def host_cases(sizes: Sizes) -> list[Case]:
         call = functools.partial(numba_gemm.tiled_sgemm, x, y, out=z, **options)
         return Contender([Turn(call, c, judge)], 1.0), (x, y, z)
 
-    def called(library: str, kind: str) -> Case:
+    def called(name: str, library: str, kind: str) -> Case:
         def make(rig: Rig) -> dict[str, Contender]:
             return {OURS: operands(rig, library, kind)[0], CUBLAS: replace(both(rig, shape)[1], work=1.0)}
 
-        return Case("host", verdicts.host_name(library, kind), shape, make, (CUBLAS,), on_host=True)
+        return Case("host", name, shape, make, (CUBLAS,), on_host=True)
 
-    def planned(library: str, kind: Any) -> Case:
+    def planned(name: str, library: str, kind: Any) -> Case:
         def make(rig: Rig) -> dict[str, Contender]:
             own, (a, b, c) = operands(rig, library, kind)
             made = numba_gemm.plan(*shape, like=a, precision=kind)
             turn = replace(own.turns[0], call=functools.partial(made, a, b, out=c))
             return {OURS: Contender([turn], 1.0), verdicts.THE_CALL: own}
 
-        return Case("host", verdicts.plan_name(library, kind), shape, make, (verdicts.THE_CALL,), on_host=True)
+        return Case("host", name, shape, make, (verdicts.THE_CALL,), on_host=True)
 
-    def new(kind: Any) -> Case:
+    def new(name: str, kind: Any) -> Case:
         def make(rig: Rig) -> dict[str, Contender]:
             turns = []
             # The first half loads the kernels of the second. No shape has as many tiles as another: their extents lie
@@ -270,12 +255,12 @@ def host_cases(sizes: Sizes) -> list[Case]:
                 turns.append(Turn(call, c, Truth(rig, a, b, precision=kind).judge))
             return {OURS: Contender(turns, 1.0), CUBLAS: replace(both(rig, shape)[1], work=1.0)}
 
-        return Case("host", verdicts.new_name(kind), shape, make, (CUBLAS,), on_host=True, each_once=True)
+        return Case("host", name, shape, make, (CUBLAS,), on_host=True, each_once=True)
 
     return [
-        *(called(*way) for way in verdicts.HOST_WAYS),
-        *(planned(*way) for way in verdicts.PLAN_WAYS),
-        *(new(kind) for kind in verdicts.NEW_KINDS),
+        *(called(name, *way) for name, way in verdicts.HOST_WAYS.items()),
+        *(planned(name, *way) for name, way in verdicts.PLAN_WAYS.items()),
+        *(new(name, kind) for name, kind in verdicts.NEW_SHAPES.items()),
     ]
 
 

@@ -22,9 +22,11 @@ if not SIMULATOR:
     HOST_LIMITS |= {"tf32": 1.1, "bf16x6": 1.5, "tf32x3": 1.5, "fp16x3": 1.8}
 PLAN_LIMIT = 0.9  # time of a plan's call, at most, in units of the corresponding call
 NEW_SHAPE_LIMIT_US = 150.0
-HOST_WAYS = tuple((library, kind) for library in LIBRARIES for kind in HOST_LIMITS)
 NEW_KINDS = (IEEE,) if SIMULATOR else (IEEE, "tf32", "bf16x6", "fp16x3")
-PLAN_WAYS = tuple((library, kind) for library in LIBRARIES for kind in NEW_KINDS)
+# Library and kind of each case of calls and of each case of a plan's calls, and the kind of new shapes, by their names.
+HOST_WAYS = {f"{library} arrays, {kind}": (library, kind) for library in LIBRARIES for kind in HOST_LIMITS}
+PLAN_WAYS = {f"plan, {library} arrays, {kind}": (library, kind) for library in LIBRARIES for kind in NEW_KINDS}
+NEW_SHAPES = {f"new shape, {kind}": kind for kind in NEW_KINDS}
 
 
 Row = Mapping[Any, Any]
@@ -48,21 +50,6 @@ class Target:
         return row["group"] in self.groups and self.case in ("", row["case"]) and self.rows(row)
 
 
-def host_name(library: str, kind: str) -> str:
-    """Return the name of a case of calls."""
-    return f"{library} arrays, {kind}"
-
-
-def plan_name(library: str, kind: str) -> str:
-    """Return the name of a case of a plan's calls."""
-    return f"plan, {host_name(library, kind)}"
-
-
-def new_name(kind: str) -> str:
-    """Return the name of a case whose shapes are new."""
-    return f"new shape, {kind}"
-
-
 def targets(large: int) -> list[Target]:
     """Return all targets; `large` as in `Sizes`."""
 
@@ -76,8 +63,6 @@ def targets(large: int) -> list[Target]:
         what = f"host, {name} whose kernel is loaded: microseconds per call"
         return Target(what, ("host",), "max", at_most=NEW_SHAPE_LIMIT_US, case=name, column="us")
 
-    called = [(host_name(*way), 1 / HOST_LIMITS[way[1]]) for way in HOST_WAYS]
-    planned = [plan_name(*way) for way in PLAN_WAYS]
     return [
         Target("seed shapes, cuBLAS's time over ours", ("seed",), "geomean", 1.0),
         Target(f"seed shapes from {large} on", ("seed",), "min", 1.0, rows=is_large),
@@ -91,9 +76,9 @@ def targets(large: int) -> list[Target]:
         Target("matrix times vector, cold: share of a copy's bandwidth", ("vector",), "min", 0.85),
         Target("batched, cuBLAS's time over ours", ("batched",), "min", 0.95),
         Target("bias and ReLU, the plain product's time over theirs", ("epilogue",), "min", 0.98),
-        *(host("torch.matmul's time over ours", name, least) for name, least in called),
-        *(host("the call's time over the plan's", name, 1 / PLAN_LIMIT) for name in planned),
-        *(new(new_name(kind)) for kind in NEW_KINDS),
+        *(host("torch.matmul's time over ours", name, 1 / HOST_LIMITS[kind]) for name, (_, kind) in HOST_WAYS.items()),
+        *(host("the call's time over the plan's", name, 1 / PLAN_LIMIT) for name in PLAN_WAYS),
+        *map(new, NEW_SHAPES),
     ]
 
 
