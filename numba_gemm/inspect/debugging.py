@@ -43,7 +43,8 @@ class _Stopper:
 
     def _pass_by(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            simulated = scheduler.current_thread().worker is threading.current_thread()
+            worker = scheduler.current_thread().worker
+            simulated = worker is not None and worker.ident == threading.get_ident()
         except RuntimeError:  # no simulated thread is running
             simulated = False
         return None if simulated else self.previous(*args, **kwargs)

@@ -124,8 +124,11 @@ class Launch:
     def join(self) -> None:
         """Wait until all workers have ended, up to 5 s for a worker in a long call, such as `time.sleep`."""
         for worker in self._workers:
-            if worker.is_alive():
-                worker.join(timeout=5)
+            worker.join(timeout=5)
+
+    def runs_on(self, ident: int) -> bool:
+        """Return True if one of the workers is the operating-system thread `ident`."""
+        return any(worker.ident == ident for worker in self._workers)
 
     # ---- on the workers
 

@@ -32,7 +32,7 @@ from typing import Any
 from . import patches
 from .launch import Launch
 from .switch import SIMULATOR
-from .threads import DivergentBarrier, Index, SimulatedThread, Worker
+from .threads import DivergentBarrier, Index, SimulatedThread
 
 __all__ = [
     "DivergentBarrier",
@@ -67,10 +67,11 @@ def current_thread() -> SimulatedThread:
 
 def thread_state() -> dict[Any, Any]:
     """Return the data that device functions keep for the running thread, here or on Numba's own simulator."""
-    thread = threading.current_thread()
-    if isinstance(thread, patches.NumbaThread):
-        state: dict[Any, Any] = vars(thread).setdefault("numba_gemm_state", {})
-        return state
+    if _active is None:
+        thread = threading.current_thread()
+        if isinstance(thread, patches.NumbaThread):
+            state: dict[Any, Any] = vars(thread).setdefault("numba_gemm_state", {})
+            return state
     return current_thread().state
 
 
@@ -201,7 +202,8 @@ def pauses(
 
 def _pauses(function: Callable[..., Any], indices: Iterable[Index], *launch_args: Any) -> Iterator[Any]:
     global _active, _active_caller
-    if isinstance(threading.current_thread(), Worker) or _active_caller == threading.get_ident():
+    here = threading.get_ident()
+    if _active_caller == here or ((active := _active) is not None and active.runs_on(here)):
         raise RuntimeError(
             "a simulated kernel is running already, on this very thread; one that is stepped through runs until its "
             "iterator ends or is closed"

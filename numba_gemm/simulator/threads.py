@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -111,18 +113,36 @@ class SimulatedThread:
         return f"thread {self.thread_index} of block {self.block_index}"
 
 
-class Worker(threading.Thread):
-    """An operating-system thread that runs simulated threads. It sleeps on `wake` until its turn."""
+class Worker:
+    """An operating-system thread that runs simulated threads. It sleeps on `wake` until its turn.
+
+    It is no `threading.Thread`: most workers run part of one simulated thread, for which its start would take longer.
+    """
 
     def __init__(self, work: Callable[[Worker, SimulatedThread], None]) -> None:
-        super().__init__(name="numba_gemm-simulated", daemon=True)
-        self.wake = threading.Lock()
+        self.wake, self._ended = _thread.allocate_lock(), _thread.allocate_lock()
         self.wake.acquire()
+        self._ended.acquire()
         self.thread: SimulatedThread | None = None  # what to run next; None means the end
+        self.ident: int | None = None
         self._work = work
 
-    def run(self) -> None:
+    def start(self) -> None:
+        """Start the operating-system thread."""
+        self.ident = _thread.start_new_thread(self._run, ())
+
+    def join(self, timeout: float) -> None:
+        """Wait until it has ended, up to `timeout` seconds."""
+        if self.ident is not None and self._ended.acquire(timeout=timeout):
+            self._ended.release()
+
+    def _run(self) -> None:
         """Run simulated threads until the launch ends."""
+        # As `threading.Thread` does, for tools such as debuggers and coverage.
+        if (trace := threading.gettrace()) is not None:
+            sys.settrace(trace)
+        if (profile := threading.getprofile()) is not None:
+            sys.setprofile(profile)
         try:
             # NumPy's setting for overflow and invalid operations is per operating-system thread.
             with np.errstate(all="ignore"):
@@ -133,3 +153,5 @@ class Worker(threading.Thread):
                     self._work(self, self.thread)
         except Abort:
             return
+        finally:
+            self._ended.release()

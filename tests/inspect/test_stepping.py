@@ -14,6 +14,7 @@ import types
 import numpy as np
 import pytest
 from numba import cuda, float32
+from support import threads
 from support.debugger import scripted
 
 from numba_gemm.inspect.debugging import debug
@@ -27,9 +28,9 @@ pytestmark = pytest.mark.simulator
 
 @pytest.fixture(autouse=True)
 def _nothing_survives():
-    before, hook, module = set(threading.enumerate()), sys.breakpointhook, cuda
+    before, hook, module = threads.count(), sys.breakpointhook, cuda
     yield
-    assert set(threading.enumerate()) <= before, "a thread is left"  # threads of other tests may end meanwhile
+    assert not threads.more_than(before), "a thread is left"
     assert sys.breakpointhook is hook
     assert cuda is module is sys.modules["numba.cuda"]
     with pytest.raises(RuntimeError, match="no simulated thread"):
@@ -420,11 +421,11 @@ def test_an_early_end_leaves_nothing(taken, end):
 
 
 def test_a_loop_that_is_left_ends_the_launch():
-    before = set(threading.enumerate())
+    before = threads.count()
     for s in step(small, 1, 4, np.zeros(4, np.float32), np.zeros(4, np.float32)):
         if s.kind == "barrier":
             break
-    assert set(threading.enumerate()) <= before
+    assert not threads.more_than(before)
     assert len(small_steps()) == 16
 
 
@@ -512,6 +513,7 @@ def test_a_divergent_barrier_comes_out(thread):
 ENDS = """
 import signal, sys, threading
 from numba import cuda
+from support import threads
 from numba_gemm.inspect.stepping import step
 
 begun = threading.Event()
@@ -537,11 +539,11 @@ try:
             break
 except KeyboardInterrupt:
     thread.join()
-    print(threading.active_count())
+    print(threads.more_than(0))
 """
 
 
-@pytest.mark.parametrize(("how", "last"), [("interrupted", "1"), ("left", "line 12")])
+@pytest.mark.parametrize(("how", "last"), [("interrupted", "False"), ("left", "line 13")])
 def test_python_ends_whatever_is_under_way(how, last, tmp_path):
     script = tmp_path / "ends.py"
     script.write_text(ENDS, encoding="utf-8")
