@@ -296,8 +296,8 @@ def special_line(found: Published) -> str:
     rows = read_special(found)
     nan, inf = (max(row["times_as_long"] for row in rows if row["value"] == value) for value in ("nan", "inf"))
     return (
-        f"`{rows[-1]['precision']}` takes up to {number(nan, 0)} times as long when rows of A contain NaN, "
-        f"and up to {number(inf, 0)} times as long when they contain an infinity."
+        f"`{rows[-1]['precision']}` takes up to {number(nan, 1)} times as long when rows of A contain NaN, "
+        f"and up to {number(inf, 1)} times as long when they contain an infinity."
     )
 
 
