@@ -14,8 +14,8 @@ import pytest
 from numba_gemm.kernels.ladder import STAGES
 
 WORKERS = 4
-OPTIONS = fuzz.Options(seed=1, first=0, cases=0, seconds=3.0, jobs=WORKERS, space=fuzz.whole_space())
-MORE = dataclasses.replace(OPTIONS, seed=2, seconds=15.0)
+OPTIONS = fuzz.Options(seed=1, first=0, cases=0, seconds=2.0, jobs=WORKERS, space=fuzz.whole_space())
+MORE = dataclasses.replace(OPTIONS, seed=2, seconds=10.0)
 
 
 @pytest.mark.parametrize("worker", range(WORKERS))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from support import session
+from support.covering import covering
 
 ARGS, TESTPATHS = pytest.Config.ArgsSource.ARGS, pytest.Config.ArgsSource.TESTPATHS
 
@@ -36,3 +37,12 @@ def test_time_of_the_plain_command_is_known():
     selected = [option for option in settings["tool"]["pytest"]["ini_options"]["addopts"] if option.startswith("-m=")]
     assert selected == ["-m=not exhaustive"]
     assert set(session.CORE_MINUTES) == {"not exhaustive", "exhaustive"}
+
+
+@pytest.mark.simulator
+def test_every_run_has_each_value_of_a_table_that_is_covered():
+    cases = covering("abc", [1, 2], [True])
+    assert [case.values for case in cases] == [(a, b, True) for a in "abc" for b in (1, 2)]
+    usual = [case.values for case in cases if not case.marks]
+    assert usual == [("a", 1, True), ("b", 2, True), ("c", 1, True)]
+    assert {mark.name for case in cases for mark in case.marks} == {"exhaustive"}

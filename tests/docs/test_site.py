@@ -91,6 +91,7 @@ def broken_links(site: Path) -> list[str]:
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)  # the build takes long where the other workers are busy, too
 @pytest.mark.skipif(
     any(find_spec(name) is None for name in ("sphinx", "furo", "myst_nb", "numpydoc")), reason="needs the extra docs"

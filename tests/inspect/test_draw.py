@@ -290,7 +290,7 @@ class TestWhoReadsWhat:
         ],
     )
     def test_sectors_of_a_request_are_hatched(self, name, said, boxes):
-        axes = draw.who_reads_what(traced(name, k=32), warp=0).axes[2]
+        axes = draw.who_reads_what(traced(name, k=8), warp=0).axes[2]
         assert axes.get_title().endswith(said)
         assert all(patch.get_hatch() for patch in axes.patches)
         assert bounds(axes) == boxes

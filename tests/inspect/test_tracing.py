@@ -554,7 +554,13 @@ REMOVABLE = [
 
 
 @simulator
-@pytest.mark.parametrize(("name", "which"), REMOVABLE)
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [
+        pytest.param(name, which, marks=[pytest.mark.exhaustive] * (name == "stream_k" and which > 0))
+        for name, which in REMOVABLE
+    ],
+)
 def test_a_stage_without_one_of_its_barriers_races(name, which):
     """One block runs, with two tiles if the stage has a schedule."""
     stage = mutant(name, "stage", BARRIER, "pass", which)

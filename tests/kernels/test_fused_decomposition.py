@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 import pytest
+from support.covering import covering
 from support.ladder_cases import LAYOUTS, Case, cases, run
 from support.offline import offline
 from support.operands import filled
@@ -186,8 +187,7 @@ SPECIAL = {
 
 
 @simulated
-@pytest.mark.parametrize("precision", SEVERAL[:3])
-@pytest.mark.parametrize("special", SPECIAL)
+@pytest.mark.parametrize(("special", "precision"), covering(SPECIAL, SEVERAL[:3]))
 def test_special_values_give_the_results_of_fp32(special, precision):
     """And change no bit of the other rows."""
     a, b = filled(9, 37, 1), filled(37, 30, 2)
@@ -320,8 +320,8 @@ def test_reads_of_fragments_have_no_bank_conflicts(monkeypatch, config, access):
 FUSED = [
     (0, "bf16x6", (9, 0)),
     (0, "tf32x3", (8, 0)),
-    (1, "bf16x6", (8, 0)),
-    (1, "bf16x6", (12, 0)),
+    pytest.param(1, "bf16x6", (8, 0), marks=pytest.mark.exhaustive),
+    pytest.param(1, "bf16x6", (12, 0), marks=pytest.mark.exhaustive),
     (1, "bf16", (9, 0)),
 ]
 

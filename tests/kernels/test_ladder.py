@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.covering import covering
 from support.ladder_cases import ALPHA_BETA, LAYOUTS, Case, Operand, cases, run
 from support.operands import filled
 
@@ -75,8 +76,7 @@ def test_production_configuration_ragged(stage, config):
 
 
 @pytest.mark.simulator
-@pytest.mark.parametrize("layout", ["rows", "one float off"])
-@pytest.mark.parametrize("stage", STAGES.values(), ids=label)
+@pytest.mark.parametrize(("stage", "layout"), covering(STAGES.values(), ["rows", "one float off"]), ids=label)
 def test_any_thread_order_gives_the_same_bits(stage, layout, monkeypatch):
     """A missing barrier shows as soon as threads take another turn: they then read what is not there yet, which is
     NaN."""
@@ -154,12 +154,14 @@ def limit(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("k", "beta", "swapped"), [(21, 0.0, False), (21, 0.5, False), (21, 0.5, True), (0, 0.5, False)]
+    ("stage", "call"),
+    covering(STAGES.values(), [(21, 0.0, False), (21, 0.5, False), (21, 0.5, True), (0, 0.5, False)]),
+    ids=label,
 )
-@pytest.mark.parametrize("stage", STAGES.values(), ids=label)
-def test_extents_beyond_one_launch(stage, k, beta, swapped, monkeypatch):
+def test_extents_beyond_one_launch(stage, call, monkeypatch):
     """Grids have up to 65,535 blocks along y and kernels count k in 32 bits; with smaller limits the same code divides
     small products."""
+    k, beta, swapped = call
     limit(monkeypatch)
     config = stage.test_config
     # Too long along the grid's y axis; `test_stage.py` divides both axes, without kernels.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.covering import covering
 from support.simulated_parts import LAYOUTS, Warp, float32_sums, marks_of, recomposed, simulated_decomposition
 
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS
@@ -224,12 +225,16 @@ def sums_of_parts(precision, x_parts, y_parts, x, y):
 
 
 @pytest.mark.parametrize(
-    ("operands", "layout"),
-    [(rows_with_terms, "rows"), (rows_with_terms, "columns"), (columns_with_terms, "columns"), (both, "reversed")],
+    ("precision", "case"),
+    covering(
+        PRECISIONS.values(),
+        [(rows_with_terms, "rows"), (rows_with_terms, "columns"), (columns_with_terms, "columns"), (both, "reversed")],
+    ),
+    ids=lambda one: "-".join((one[0].__name__, one[1])) if isinstance(one, tuple) else one.name,
 )
-@pytest.mark.parametrize("precision", PRECISIONS.values(), ids=lambda precision: precision.name)
-def test_special_values_come_out_as_in_float32(precision, operands, layout):
+def test_special_values_come_out_as_in_float32(precision, case):
     """From the decomposition to C: NaN and infinities are those of float32 sums, and nothing else is."""
+    operands, layout = case
     x, y = (LAYOUTS[layout](one) for one in operands())
     m, n = x.shape[0], y.shape[1]
     warp = Warp(precision.name, m, n, K, deep=1, across=-(-n // 8))

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from support.covering import covering
 from support.simulated_parts import float32_sums, marks_of
 from support.tensor_core_cases import passed
 
@@ -143,12 +144,16 @@ class Added:
 
 @simulated
 @pytest.mark.parametrize(
-    ("m", "n", "shares", "matrices"),
-    [(1, 1, 2, 1), (3, 5, 79, 1), (20, 14, 3, 1), (5, 33, 17, 1), (2, 130, 7, 1), (5, 6, 11, 3), (7, 3, 132, 2)],
+    ("extents", "scaled"),
+    covering(
+        [(1, 1, 2, 1), (3, 5, 79, 1), (20, 14, 3, 1), (5, 33, 17, 1), (2, 130, 7, 1), (5, 6, 11, 3), (7, 3, 132, 2)],
+        [False, True],
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("scaled", [False, True])
-def test_partial_sums_are_added(m, n, shares, matrices, scaled):
+def test_partial_sums_are_added(extents, scaled):
     """With no more error than one rounding, and one each of alpha and beta."""
+    m, n, shares, matrices = extents
     case = Added(m, n, shares, matrices=matrices, scaled=scaled)
     exact = case.sums()
     slack = shares * 2.0**-47 * case.sums(np.abs)  # what single additions round off is summed with rounding, too

@@ -38,8 +38,8 @@ def test_the_committed_comparison_is_of_these_counts(counts):
 @pytest.mark.parametrize(
     "name",
     [
-        *("naive", "coalesced", "thin"),
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("shared_tile", "warp_tiled")),
+        *("naive", "coalesced"),
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("shared_tile", "warp_tiled", "thin")),
     ],
 )
 def test_a_stage_is_traced_as_it_was_counted(name, counts):

@@ -25,7 +25,7 @@ from numba_gemm.kernels.tensor_core.decomposition import preparing_kernels
 from numba_gemm.runtime import compilation, compiler
 from numba_gemm.runtime import epilogue as epilogues
 
-COUNTED = "thin"  # counting takes as long as compiling
+COUNTED = "coalesced"  # counting takes as long as compiling
 # NVVM orders tiles of four columns for 12.0 in another way if an address is a constant's sum only after inlining.
 OTHER_CCS = {"four columns": (12, 0)}
 # With the changes, these are compiled before. LLVM IR is kept for another compute capability, and device functions are
