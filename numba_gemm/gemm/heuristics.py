@@ -195,7 +195,6 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     before = 0.0
     if not isinstance(stage, TmaStage):
         before = tensor_heuristics.decomposition_seconds(precision, m, n, k, matrices, matrices, bandwidth)
-    fused = only is None and precision == FUSED_PRECISION and k < LONG_SUM and wanted.cc == FUSED_CC
     dividing = only is None and tma and k >= LONG_SUM and m * n * matrices <= sm_count * FEW_TILES_ELEMENTS
     found = [
         Choice(stage, config, partition, False, LAUNCH + (before + seconds) * clock_hz, "", precision)
@@ -203,7 +202,7 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
             stage, precision, m, n, k, matrices, sm_count, tma, bandwidth, None if dividing else most
         )
     ]
-    if fused:
+    if only is None and precision == FUSED_PRECISION and k < LONG_SUM and wanted.cc == FUSED_CC:
         # Longer sums are divided among blocks instead, or decomposed once.
         config = FUSED.configs[0]
         seconds = tensor_heuristics.fused_seconds(config, m, n, k, matrices, sm_count)
@@ -274,8 +273,7 @@ def _timed(
 
 
 def _choice(costs: Costs, division: tuple[int, int] | None, swapped: bool, clocks: float) -> Choice:
-    partition = None if division is None else Partition(*division)
-    return Choice(costs.stage, costs.config, partition, swapped, clocks)
+    return Choice(costs.stage, costs.config, None if division is None else Partition(*division), swapped, clocks)
 
 
 def _ranked_ladder(wanted: Problem, only: Stage | None) -> list[Choice]:
@@ -318,11 +316,10 @@ def _rounded_up(wanted: Problem) -> Problem:
     tile, k_tile = common_divisors(wanted.cc)
     rows, cols, terms = ceil_div(m, tile) * tile, ceil_div(n, tile) * tile, ceil_div(k, k_tile) * k_tile
     elements = wanted.matrices * (rows * terms + terms * cols + rows * cols)
-    multiply_adds = wanted.matrices * m * n * k
     in_bytes = memory_clocks(elements, wanted.memory_bandwidth, wanted.clock_hz)
     if wanted.by_columns:
         in_bytes = max(in_bytes, cost_model.columns_clocks(wanted.matrices * rows * cols, sm_count))
-    if in_bytes > multiply_adds / (MOST_LANES * sm_count):
+    if in_bytes > wanted.matrices * m * n * k / (MOST_LANES * sm_count):
         return wanted  # the bytes may decide
     return Problem(rows, cols, terms, *wanted[3:])
 
@@ -399,6 +396,5 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     if wanted.precision != IEEE:
         own = isinstance(choice.stage, TmaStage | FusedStage)
         text += ", operands as they are" if own else ", operands decomposed first"
-    micros = choice.clocks / wanted.clock_hz * 1e6
     candidates = "the only candidate" if count == 1 else f"the least of {count} candidates"
-    return f"{text}; expected to take {micros:.1f} us, {candidates}"
+    return f"{text}; expected to take {choice.clocks / wanted.clock_hz * 1e6:.1f} us, {candidates}"
