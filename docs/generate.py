@@ -38,7 +38,6 @@ GENERATORS: dict[str, Callable[[Published], str]] = {
     "headline": tables.headline,
     "precision_summary": tables.precision_summary,
     "ladder": tables.ladder,
-    "cuda_c": tables.cuda_c,
     "targets": tables.targets,
     "precisions": tables.precisions,
     "precision_targets": tables.precision_targets,

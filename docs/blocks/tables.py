@@ -22,7 +22,6 @@ HEADLINE_SHAPES = (
     *(Shape(8192, 8192, 8192), Shape(16384, 16384, 1024)),
 )
 ERROR = figure("error / bound", "error_in_bounds", significant, 2)
-LARGE = 1024  # from here on, `cuda_c` shows a size
 OTHER_ARRAYS = re.compile("(cupy|numba) arrays")  # whose rows are summed up in a sentence
 
 
@@ -67,22 +66,6 @@ def ladder(found: Published) -> str:
     )
     how = found.environment
     return f"At {spelled(published.LADDER_SHAPE)}, {published.in_turns(how)}:\n\n{made.markdown()}\n\n{source(how)}"
-
-
-def cuda_c(found: Published) -> str:
-    """Table of the stages that also exist as kernels in CUDA C, and of those kernels."""
-    rows, how = found.measured("cuda_c")
-    pairs = (("v1", "vectorized"), ("v2", "conflict_free"), ("v3", "double_buffered"))
-
-    def beside(kernel: str, stage: str) -> Column:
-        def cell(row: Mapping[str, Any]) -> str:
-            return f"{number(row[stage])} / {number(row[kernel])} = {number(row[stage] / row[kernel], 3)}"
-
-        return Column(f"`{stage}` / CUDA C", cell)
-
-    large = (row for row in rows if row["n"] >= LARGE)
-    made = table("", large, text("n", "M = N"), *(beside(*pair) for pair in pairs))
-    return f"TFLOP/s at K = {rows[0]['k']}, {how['method']}:\n\n{made.markdown()}\n\n{source(how)}"
 
 
 def targets(found: Published) -> str:

@@ -110,11 +110,3 @@ def test_wavefronts_beyond_the_fewest(name):
         assert excess < MOST_EXCESS
     elif excess:  # what the next stages remove
         assert "Limits: bank conflicts" in " ".join(inspect.getdoc(module_of(name)).split())
-
-
-@pytest.mark.parametrize("name", ["vectorized", "conflict_free", "double_buffered"])
-def test_as_fast_as_the_same_kernel_in_cuda_c(name):
-    frame = pd.read_csv(RESULTS / "cuda_c.csv").query("n >= 1024").filter(like=f"{name}_over_")
-    assert frame.shape == (9, 1)
-    assert (frame >= 1).all(axis=None)
-    assert "CUDA C" in inspect.getdoc(module_of(name))
