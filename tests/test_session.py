@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from support import session
-from support.covering import covering
+from support.covering import covering, others_exhaustive
 
 ARGS, TESTPATHS = pytest.Config.ArgsSource.ARGS, pytest.Config.ArgsSource.TESTPATHS
 
@@ -46,3 +46,9 @@ def test_every_run_has_each_value_of_a_table_that_is_covered():
     usual = [case.values for case in cases if not case.marks]
     assert usual == [("a", 1, True), ("b", 2, True), ("c", 1, True)]
     assert {mark.name for case in cases for mark in case.marks} == {"exhaustive"}
+
+
+def test_values_that_are_not_usual_are_in_the_exhaustive_set():
+    cases = others_exhaustive("abc", "b")
+    assert [case.values for case in cases] == [("a",), ("b",), ("c",)]
+    assert [[mark.name for mark in case.marks] for case in cases] == [["exhaustive"], [], ["exhaustive"]]

@@ -292,6 +292,7 @@ def test_loads_behind_the_loop_are_not_of_a_and_b(kernel):
     assert ffma.global_loads([*kernel, behind]) == ffma.global_loads(kernel)
 
 
+@pytest.mark.exhaustive
 def test_ffma_table():
     done = inspect("async_copy", "--ffma", "--config", STAGES["async_copy"].configs[0].name)
     assert done.returncode == 0, done.stderr

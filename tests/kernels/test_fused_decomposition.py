@@ -319,7 +319,7 @@ def test_reads_of_fragments_have_no_bank_conflicts(monkeypatch, config, access):
 
 FUSED = [
     (0, "bf16x6", (9, 0)),
-    (0, "tf32x3", (8, 0)),
+    pytest.param(0, "tf32x3", (8, 0), marks=pytest.mark.exhaustive),
     pytest.param(1, "bf16x6", (8, 0), marks=pytest.mark.exhaustive),
     pytest.param(1, "bf16x6", (12, 0), marks=pytest.mark.exhaustive),
     (1, "bf16", (9, 0)),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numba import cuda
 from support import compile_launchables
+from support.covering import others_exhaustive
 from support.offline import offline
 from support.operands import NAN, check, filled
 
@@ -91,7 +92,7 @@ def test_numba_launches_every_stage(stage, case):
     launched(stage, STAGES[stage].configs[0], case, k=516 if case in ("aligned", "shared") else 517, beta=-2.0)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", others_exhaustive(STAGES, ("naive", "vectorized", "stream_k")))
 def test_every_stage_compiles_for_arrays(stage):
     results = offline(compile_launchables.results, stage)
     assert len(results) == 3

@@ -318,6 +318,7 @@ for name in ("narrow_product", "product_with_transpose", "barriers", "strided_co
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sass.find_tool("nvdisasm") is None, reason="needs nvdisasm")
 def test_instructions_are_those_that_are_counted():
     done = subprocess.run(

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from support.covering import covering
 
 from numba_gemm.lab.memory import bank_conflicts as banks
 from numba_gemm.lab.memory import machine
@@ -197,15 +198,18 @@ def test_ways_of_known_patterns():
 
 
 @pytest.mark.simulator
-@every_width
 @pytest.mark.parametrize(
-    ("pattern", "stride"),
-    [("stride", 1), ("stride", 2), ("stride", 32), ("stride", 33), *((p, 0) for p in banks.PATTERNS)],
+    ("bits", "access"),
+    covering(
+        banks.KERNELS,
+        [("stride", 1), ("stride", 2), ("stride", 32), ("stride", 33), *((p, 0) for p in banks.PATTERNS)],
+    ),
+    ids=str,
 )
-def test_the_kernel_makes_the_requests_that_are_predicted(bits, pattern, stride):
+def test_the_kernel_makes_the_requests_that_are_predicted(bits, access):
     from numba_gemm.inspect import trace
 
-    chosen = banks.elements(pattern, stride)
+    chosen = banks.elements(*access)
     request = banks.request(bits, chosen)
     places = np.array([place for _, place in request], np.uint32)
     sums, took = np.zeros(32, np.float32), np.zeros(1, np.uint64)

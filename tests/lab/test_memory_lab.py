@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from support import SUPPORT
 from support.compile_stages import compiler_environment
+from support.covering import others_exhaustive
 
 import generate
 from numba_gemm.lab import __main__ as cli
@@ -23,6 +24,7 @@ from numba_gemm.lab.registry import MEMORY, load
 RECORDED = Path(__file__).parents[2] / "results" / "h200" / "memory_lab"
 CCS = ((8, 0), (9, 0))
 
+LONG = {"barriers", "narrow_product", "partial_tiles", "product_with_transpose"}  # on the simulator
 every_experiment = pytest.mark.parametrize("name", MEMORY)
 
 
@@ -52,7 +54,7 @@ def test_is_described(name):
 
 
 @pytest.mark.simulator
-@every_experiment
+@pytest.mark.parametrize("name", others_exhaustive(MEMORY, set(MEMORY) - LONG))
 def test_runs_in_the_simulator_or_says_why_not(name, tmp_path, capsys):
     experiment = load(name)
     status = cli.main([name, "--out", str(tmp_path)])

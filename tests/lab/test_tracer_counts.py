@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.covering import others_exhaustive
 
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.lab.bench import tracer
@@ -37,10 +38,7 @@ def test_the_committed_comparison_is_of_these_counts(counts):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("naive", "coalesced"),
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("shared_tile", "warp_tiled", "thin")),
-    ],
+    others_exhaustive(("naive", "coalesced", "shared_tile", "warp_tiled", "thin"), ("coalesced",)),
 )
 def test_a_stage_is_traced_as_it_was_counted(name, counts):
     found = tracer.compare(pd.DataFrame(tracer.traced(name)), counts[counts["stage"] == name])

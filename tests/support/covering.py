@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import product
 from typing import Any
 
@@ -25,3 +25,8 @@ def covering(*axes: Iterable[Any]) -> list[Any]:
         )
         for place in product(*(range(len(values)) for values in lists))
     ]
+
+
+def others_exhaustive(values: Iterable[Any], usual: Collection[Any]) -> list[Any]:
+    """Return parameters for all values; those that are not `usual` are in the exhaustive set."""
+    return [pytest.param(value, marks=[pytest.mark.exhaustive] * (value not in usual)) for value in values]
