@@ -49,7 +49,7 @@ def tensor_measured(name: str, rows: Rows, found: Published) -> str:
     row, stages = rows[name], published.ladder_stages(rows)
     text = (
         f"Measured: {number(row['tflops'])} TFLOP/s of {row['precision']} at {Shape(row['m'], row['n'], row['k'])} on "
-        f"{gpu(how)}, {number(row['ratio_to_cublas'], 2)} of cuBLAS SGEMM in the same run"
+        f"{gpu(how)}, {number(row['ratio_to_cublas'], 2)} of cuBLAS SGEMM, in turns"
     )
     if (at := stages.index(name)) and (before := rows[stages[at - 1]])["precision"] == row["precision"]:
         text += f" and {number(row['tflops'] / before['tflops'], 2)} times {stages[at - 1]}"

@@ -1038,7 +1038,7 @@ class TestReport:
 
     def test_wide_table_folds(self):
         table = next(report.tables(gpu_frame(), simulated=False, compared=None, model=None))
-        assert table.title == "GFLOP/s"
+        assert table.title == "GFLOP/s, in turns"
         lines = table.plain(50).splitlines()
         assert max(map(len, lines)) <= 50
         assert [line.startswith(table.headers[0]) for line in lines].count(True) > 1
@@ -1053,6 +1053,17 @@ class TestReport:
         assert (shape, stage, precision) == (str(SHAPES[0]), "warp_tiled", "ieee")
         assert float(low) < float(mean) < float(high)
         assert table.title in report.text_of(frame, ENVIRONMENT)
+
+    def test_a_terminal_has_times_of_the_public_function_and_of_cublas(self, monkeypatch):
+        frame = gpu_frame()
+        title = f"{report.times_table(frame).title}; other stages are in report.md"
+        assert title not in report.text_of(frame, ENVIRONMENT, width=400)
+        monkeypatch.setattr(report, "MOST_LINES", len(frame) - 1)
+        shown = report.text_of(frame, ENVIRONMENT, width=400)
+        lines = shown.partition(title)[2].split("\n\n")[0].splitlines()[2:]
+        assert {line.split()[1] for line in lines} == {"auto", "cublas"}
+        assert len(lines) == 2 * len(SHAPES)
+        assert title not in report.text_of(frame, ENVIRONMENT)
 
     def test_steady_states_are_a_table_of_their_own(self):
         frame = gpu_frame().assign(steady_us=math.nan)

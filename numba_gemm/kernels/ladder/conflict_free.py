@@ -9,7 +9,7 @@ Idea: three changes of layout, none of arithmetic. First, A is transposed on its
     access the same 16 banks. Again, all k-steps of a tile are straight-line code. As long as the k-steps were a loop
     and every copy checked the edges, the same kernel in CUDA C, for whole tiles, was 15 % faster at 4096x4096x1024.
     Counters show why: at 4096 cubed, 1.33 instructions per multiply-add, now 1.11, and 54 % of the FMA pipe, now 67.
-    Now this stage is faster (docs/benchmarks.md).
+    Now this stage is faster (docs/experiments.md).
 Traffic: the same bytes from shared memory, each access in the fewest wavefronts that its width allows.
 Registers and shared memory: TM*TN accumulators, TM + TN fragments; BK*(BM + BN) floats (8 KB at 128x128x8).
 Measured: 43.5 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.85 of cuBLAS SGEMM and 1.18 times vectorized; 123

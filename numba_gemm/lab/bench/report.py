@@ -36,7 +36,8 @@ MODEL_NOTE = (
     "multiprocessor with most blocks. Latencies, and all instructions but multiply-adds, come on top."
 )
 
-MOST_LINES = 60  # of a table on a terminal; longer ones are in report.md alone
+MOST_LINES = 60  # of a table on a terminal, if it has more stages than these:
+MOST_ASKED = (results.AUTO, results.CUBLAS)
 
 # Verdict on a configuration, the worst first.
 VERDICTS = {results.WRONG: "wrong", results.ERROR: "error", results.OK: "correct", results.UNSUPPORTED: "unsupported"}
@@ -116,7 +117,7 @@ def summary_table(frame: pd.DataFrame) -> Table:
             cells = [column.cell(top) for column in (SHAPE, SPEED, PEAK, RATIO)]
         lines.append([stage, *cells, worst_error(every)])
     headers = ["stage", "best size", "GFLOP/s", "of peak", "ratio", "error"]
-    title = "Stage summary (ratio to cuBLAS, worst error in units of the bound)"
+    title = "Stage summary (in turns; ratio to cuBLAS, worst error in units of the bound)"
     return Table(title, headers, lines, left=["stage", "best size"])
 
 
@@ -143,6 +144,15 @@ def changes_table(compared: pd.DataFrame, simulated: bool = False) -> Table:
     return table(title, changed, *(STAGE, SHAPE, *([] if simulated else times), text("verdict")))
 
 
+def shortened(shown: Table) -> Table:
+    """Return a table as it is shown on a terminal."""
+    if len(shown.rows) <= MOST_LINES or STAGE.header not in shown.headers:
+        return shown
+    at = shown.headers.index(STAGE.header)
+    lines = [line for line in shown.rows if line[at] in MOST_ASKED]
+    return replace(shown, title=f"{shown.title}; other stages are in report.md", rows=lines)
+
+
 def text_of(
     frame: pd.DataFrame,
     environment: Mapping[str, Any],
@@ -150,14 +160,15 @@ def text_of(
     model: Table | None = None,
     width: int = 0,
 ) -> str:
-    """Return the report as markdown, or with a width for a terminal, without its longest tables."""
+    """Return the report as markdown, or with a width for a terminal, where long tables are shortened."""
     simulated = bool(environment.get("simulator"))
     parts = [] if width else ["# Results", SIMULATOR_NOTICE if simulated else ""]
     for shown in tables(frame, simulated, compared, model):
-        if not width:
+        if width:
+            short = shortened(shown)
+            parts.append(f"{short.title}\n{short.plain(width)}")
+        else:
             parts += [f"## {shown.title}", shown.markdown()]
-        elif len(shown.rows) <= MOST_LINES:
-            parts.append(f"{shown.title}\n{shown.plain(width)}")
     parts += [MODEL_NOTE if model else "", "\n".join(f"- {problem}" for problem in problem_lines(frame))]
     return "\n\n".join(filter(None, [*parts, f"{caption(environment)}, seed {environment.get('seed')}."])) + "\n"
 
@@ -168,9 +179,11 @@ def tables(frame: pd.DataFrame, simulated: bool, compared: pd.DataFrame | None, 
     if simulated:
         yield verdict_table(frame)
     else:
-        yield pivot(plain, "gflops", "GFLOP/s", speed)
+        yield pivot(plain, "gflops", "GFLOP/s, in turns", speed)
         if plain["ratio_to_cublas"].notna().any():
-            yield pivot(plain, "ratio_to_cublas", "Speed in multiples of cuBLAS", lambda value: number(value, 3))
+            yield pivot(
+                plain, "ratio_to_cublas", "Speed in multiples of cuBLAS, in turns", lambda value: number(value, 3)
+            )
     if frame["steady_us"].notna().any():
         yield steady_table(frame)
     if compared is not None:

@@ -69,7 +69,7 @@ class Experiment:
     claims_of_times: bool = True  # False if claims hold in the simulator too; it need not be set if `needs` names it
     # Plots such a DataFrame, fresh or read back from CSV, into an empty figure.
     plot: Callable[[pd.DataFrame, Figure], None] | None = None
-    needs: tuple[str, ...] = ("gpu",)  # of a machine without the simulator: keys of `needs.CHECKS`
+    needs: tuple[str, ...] = ("gpu",)  # of a machine without the simulator: keys of `runner.CHECKS`
     small: Mapping[str, Any] = field(default_factory=dict)  # defaults in the simulator, for which it takes seconds
     unavailable: str = ""  # reason why the simulator cannot run it; empty if it can
     # Allowed values of parameters, or of their items: a collection, a number whose multiples they are, or a function
