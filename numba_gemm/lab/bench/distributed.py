@@ -18,6 +18,7 @@ from typing import Any
 
 import pandas as pd
 
+from numba_gemm.lab.bench.buffers import NORMAL
 from numba_gemm.lab.harness.environment import LAUNCHES
 from numba_gemm.lab.harness.experiment import Experiment, last_row
 
@@ -108,6 +109,7 @@ EXPERIMENT = Experiment(
     claims=claims,
     needs=("gpu", "torch"),
     small={"sizes": (8,), "precisions": ("ieee",), "seconds": 0.001},
+    operands=NORMAL,
     timing=LAUNCHES,
     progress=last_row,
 )

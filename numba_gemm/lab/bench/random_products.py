@@ -18,7 +18,7 @@ from numba_gemm import explain, precompile, tiled_sgemm
 from numba_gemm.device.units import ceil_div
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench import steady
-from numba_gemm.lab.bench.buffers import Reference, TorchLibrary, call_on_nan, on_stream
+from numba_gemm.lab.bench.buffers import NORMAL, Reference, TorchLibrary, call_on_nan, on_stream
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS
 from numba_gemm.lab.harness.environment import GRAPHS
@@ -179,6 +179,7 @@ experiment = functools.partial(
     Experiment,
     needs=("gpu", "torch"),
     unavailable="the simulator has no clock worth reading, and no cuBLAS",
+    operands=NORMAL,
     timing=GRAPHS,
     cache="hot",
 )

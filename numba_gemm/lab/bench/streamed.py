@@ -213,5 +213,10 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
 
 
 EXPERIMENT = Experiment(
-    streamed, claims=claims, unavailable="the simulator has no times", cache="cold", timing=LAUNCHES
+    streamed,
+    claims=claims,
+    unavailable="the simulator has no times",
+    cache="cold",
+    operands=f"uniform in [-{LARGEST}, {LARGEST})",
+    timing=LAUNCHES,
 )

@@ -16,7 +16,7 @@ from numba_gemm.arrays import describe
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.kernels.step import Step
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES, DirectStage, TensorStage, WarpgroupConfig
-from numba_gemm.lab.bench.buffers import POSITIVE, DeviceBuffers, Reference, call_on_nan, on_device
+from numba_gemm.lab.bench.buffers import NORMAL, POSITIVE, DeviceBuffers, Reference, call_on_nan, on_device
 from numba_gemm.lab.bench.cases import DEFAULT_SHAPE, Shape
 from numba_gemm.lab.bench.contenders import cublas
 from numba_gemm.lab.bench.results import CUBLAS
@@ -147,6 +147,7 @@ TENSOR_LADDER = Experiment(
     claims=claims,
     needs=("gpu", "hopper", "torch"),
     unavailable="the simulator has no times, and no cuBLAS to compare with",
+    operands=POSITIVE,
     seed=SEED,
 )
 SPECIAL_VALUES = replace(
@@ -154,5 +155,6 @@ SPECIAL_VALUES = replace(
     name="special_values",
     lesson="Slowdown of a tensor core precision when rows of A contain NaN or Inf.",
     run=special_values,
+    operands=NORMAL,
     claims=lambda frame: {},
 )

@@ -44,6 +44,7 @@ def describe(
         "seed": seed,
         "cache": experiment.cache,
         "timing": None if simulated else experiment.timing,
+        "operands": experiment.operands,
         "simulator": simulated,
         "commit": commit() or stated_commit,
         "source_sha256": source_digest(),

@@ -84,6 +84,7 @@ class Experiment:
     facts: Callable[[pd.DataFrame], Mapping[str, Any]] = lambda frame: {}  # of the JSON file, beside `DataFrame.attrs`
     seed: int = 0  # to record without a parameter of this name; one whose default is None gets a random seed
     cache: str = "as the experiment says"  # state of the caches, to record
+    operands: str = ""  # distribution of the elements, to record, unless `DataFrame.attrs` has it
     timing: str | None = None  # `environment.GRAPHS` or `LAUNCHES`, to record
     own_clocks: bool = False  # True if rows have `sm_clock_mhz` and `throttle`; otherwise the harness samples clocks
     command: str = ""  # words after `numba-gemm`; by default `lab NAME`

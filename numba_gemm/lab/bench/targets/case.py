@@ -14,7 +14,7 @@ from numba import cuda
 
 import numba_gemm
 from numba_gemm.gemm.precision import IEEE
-from numba_gemm.lab.bench.buffers import HostLibrary, Reference, TorchLibrary, on_stream, optional, uniform
+from numba_gemm.lab.bench.buffers import HostLibrary, Reference, TorchLibrary, on_stream, optional
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import Bound
 from numba_gemm.lab.bench.results import OK, WRONG
@@ -87,13 +87,13 @@ class Rig:
         self.flat_a, self.flat_b, self.flat_c = (self.random(elements) for _ in range(3))
 
     def random(self, elements: int) -> Any:
-        """Draw a vector of uniform values in [-1, 1) on the device; on the host, a gibibyte would take seconds."""
+        """Draw a vector of standard normal values on the device; on the host, a gibibyte would take seconds."""
         self.drawn += 1
         if self.torch is None:
-            return uniform(np.random.default_rng([self.seed, self.drawn]), 1, elements)[0]
+            return np.random.default_rng([self.seed, self.drawn]).standard_normal(elements, np.float32)
         generator = self.torch.Generator(device="cuda").manual_seed(self.seed + (self.drawn << SEED_BITS))
         values = self.torch.empty(elements, dtype=self.torch.float32, device="cuda")
-        return values.uniform_(-1.0, 1.0, generator=generator)
+        return values.normal_(generator=generator)
 
     def operands(self, shape: Shape, layout: str = "NN") -> tuple[Any, Any, Any]:
         """Return A, B and C of a shape, in the memory that all cases share."""

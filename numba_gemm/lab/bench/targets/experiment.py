@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from numba_gemm.lab.bench.buffers import NORMAL
 from numba_gemm.lab.bench.targets.case import Rig, measure
 from numba_gemm.lab.bench.targets.groups import FULL, GROUPS, TINY, cases_of
 from numba_gemm.lab.bench.targets.verdicts import summary
@@ -68,6 +69,7 @@ EXPERIMENT = Experiment(
     summary=judged,
     summary_file="targets_summary.csv",
     cache="hot, but for the group vector",
+    operands=NORMAL,
     timing=GRAPHS,
     own_clocks=True,
 )
