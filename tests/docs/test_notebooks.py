@@ -75,6 +75,7 @@ def test_a_wrong_command_line(arguments, says, capsys):
     assert says in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.exhaustive
 def test_a_failure_leaves_the_others_to_run(tmp_path):
     shutil.copy(FOLDER / "run.py", tmp_path)
     cells = {"00_dies": "import os; os._exit(1)", "01_sleeps": "import time; time.sleep(600)", "02_raises": "1 / 0"}

@@ -927,8 +927,12 @@ def test_the_simulator_says_that_it_has_no_matrix_instructions():
 
 
 def repeats(stage, index, how):
-    """Return True for further configurations and precisions: every run compiles one of a stage, all of `persistent`."""
-    return index > 0 or (stage not in ("persistent", "tf32_tma") and how != COMPILED[-1])
+    """Return True for what is in the exhaustive set: further configurations, and precisions.
+
+    Every run compiles one precision of a stage, three of `persistent`, and both ways of `tf32_tma`.
+    """
+    usual = {"persistent": ("bf16x6", "fp16x3", "tf32"), "tf32_tma": compiled_ways(stage, index)}
+    return index > 0 or how not in usual.get(stage, COMPILED[-1:])
 
 
 PARTS = ["others"] + [

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 SEED = os.environ.get("NUMBA_GEMM_TEST_SEED")
 # Minutes of one otherwise idle core on the simulator, by the -m option of a complete run.
-CORE_MINUTES = {"not exhaustive": 24, "exhaustive": 18}
+CORE_MINUTES = {"not exhaustive": 20, "exhaustive": 17}
 
 # A busy machine takes long for anything: no time limit per example.
 settings.register_profile("numba_gemm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
