@@ -1082,7 +1082,7 @@ class TestReport:
         for word in ("Test GPU", "580.1", "0.30.4", "0123456789ab", "2026-11-21", "python bench.py", "seed 1"):
             assert word in text
         assert "operands" not in text
-        assert "standard normal operands" in report.text_of(gpu_frame(), ENVIRONMENT | {"operands": "standard normal"})
+        assert "operands standard normal" in report.text_of(gpu_frame(), ENVIRONMENT | {"operands": "standard normal"})
 
     def test_throttling_in_words(self):
         seen = nvml.ClockSamples([1980, 1900, 1700], 0x1 | 0x4 | 0x40)

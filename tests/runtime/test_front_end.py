@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support import compile_stages
+from support.covering import others_exhaustive
 
 from numba_gemm.runtime import collector
 
@@ -120,13 +121,10 @@ def run(*arguments):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("naive", "coalesced", "decompose", "whole"),
-        *(
-            pytest.param(name, marks=pytest.mark.exhaustive)
-            for name in ("thin", "epilogue", "persistent", "unaligned", "four columns")
-        ),
-    ],
+    others_exhaustive(
+        ("naive", "coalesced", "decompose", "whole", "thin", "epilogue", "persistent", "unaligned", "four columns"),
+        ("naive", "coalesced", "decompose", "whole"),
+    ),
 )
 def test_machine_code_is_the_same_in_fewer_steps(name):
     same, sections, calls, calls_without = json.loads(run(str(SCRIPT), name))

@@ -132,7 +132,7 @@ def caption(environment: Mapping[str, Any]) -> str:
             parts.append(f"throttled by: {', '.join(clocks['throttle_reasons'])}")
         parts.append(f"driver {gpu.get('driver') or 'unknown'} (CUDA {gpu.get('cuda_driver_api')})")
     parts.append(TIMINGS.get(environment.get("timing") or "", ""))
-    parts.append(f"{environment['operands']} operands" if environment.get("operands") else "")
+    parts.append(f"operands {environment['operands']}" if environment.get("operands") else "")
     parts.append(f"Python {environment.get('python', 'unknown')}")
     parts += [
         f"{name} {found[name]}" for name in ("numba-cuda", "numba", *CUPY, "torch", "nvidia-cublas") if name in found
