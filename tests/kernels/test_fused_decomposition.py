@@ -106,7 +106,7 @@ def added_exactly(total, sums):
 
 def expected_sums(config, precision, a, b):
     """Sums of one tile by the models of the adder and of `accumulate`, in float32 outside of the tensor cores."""
-    (m, k), n, lanes, zero = a.shape, b.shape[1], config.lanes_k, np.float32(0)
+    (m, k), n, lanes = a.shape, b.shape[1], config.lanes_k
     left, right = parts_of(precision, a), parts_of(precision, b)
 
     def added(sums, chosen, terms):
@@ -116,7 +116,7 @@ def expected_sums(config, precision, a, b):
                 sums = tensor_core.add_products(sums, products).astype(np.float32)
         return sums
 
-    whole = zero
+    found = []
     for warp in range(lanes):
         total, rests = np.zeros((2, m, n), np.float32)
         for s, slot in enumerate(range(0, k, config.BK)):
@@ -140,11 +140,18 @@ def expected_sums(config, precision, a, b):
             if s % FOLD == FOLD - 1:
                 total, rests = added_exactly(total, rests)
                 rests = rests if precision.compensated else np.zeros((m, n), np.float32)
-        result = total + rests
-        kept = result - rests
-        rest = (total - kept) + (rests - (result - kept))
-        whole = whole + (result + (rest + np.float32(CUT_OFF) * result))
-    return whole
+        found.append((total, rests))
+    whole, left = found[0][0], np.zeros((m, n), np.float32)
+    for total, _ in found[1:]:
+        larger = whole + total
+        kept = larger - total
+        whole, left = larger, left + ((whole - kept) + (total - (larger - kept)))
+    for _, rests in found:
+        left = left + rests
+    result = whole + left
+    kept = result - left
+    rest = (whole - kept) + (left - (result - kept))
+    return result + (rest + np.float32(CUT_OFF) * result)
 
 
 @simulated

@@ -34,6 +34,15 @@ FOLD = 8  # slots for which the rests stay in the tensor cores
 CUT_OFF = 0.875 * 2.0**-25  # relative truncation; must be below 2^-25, or exact sums would change
 
 
+@device_function
+def finished(total, rest):
+    """Return ``total + rest``, corrected for what was truncated."""
+    whole = total + rest
+    kept = whole - rest
+    left = (total - kept) + (rest - (whole - kept))  # rounding error of that addition
+    return whole + (left + float32(CUT_OFF) * whole)
+
+
 @lru_cache(maxsize=64)
 def steps(columns: int):
     """Make the device functions that process a thread's sums, for a number of columns per warpgroup.
@@ -68,10 +77,7 @@ def steps(columns: int):
     def finish(total, rests):
         for j in range(COLUMN_GROUPS):
             for q in range(4):
-                whole = total[j, q] + rests[j, q]
-                kept = whole - rests[j, q]
-                left = (total[j, q] - kept) + (rests[j, q] - (whole - kept))  # rounding error of that addition
-                total[j, q] = whole + (left + float32(CUT_OFF) * whole)
+                total[j, q] = finished(total[j, q], rests[j, q])
 
     return clear, add, add_exactly, finish
 

@@ -7,8 +7,9 @@ Idea: tiles of A and B are copied to shared memory as they are, by `cp.async`. A
     and of four columns of B, by 128-bit loads. It decomposes them in registers, which gives its fragments of all parts,
     and the warp multiplies them by `mma.sync`. Which row, column or k an element of a fragment stands for is a choice,
     and this choice suits the loads. The sums are kept as in `warp_mma`. Of a tile with few columns and rows, several
-    warps share each sum, and each takes other k. If a sum of a tile is NaN, or nearly infinite, the block computes the
-    tile again by FP32 multiply-adds, and takes from these the sums that need it.
+    warps share each sum, and each takes other k. Their sums are added exactly, and their rests last. If a sum of a tile
+    is NaN, or nearly infinite, the block computes the tile again by FP32 multiply-adds, and takes from these the sums
+    that need it.
 Traffic: a block reads its rows of A and columns of B once, four bytes per element, and writes C. Two warps read, and
     decompose, the same elements of a 64x64 tile.
 Registers and shared memory: three sums of 32 registers each, the parts of 16 terms, and 32 floats to decompose; three
@@ -40,9 +41,10 @@ from ...device.store import element_store
 from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
 from ..stage import require
-from .accumulate import FOLD, steps
+from .accumulate import FOLD, finished, steps
 from .config import WARP_EXTENT
 from .epilogue import HUGE, place
+from .split_k import add_exactly as add_one_exactly
 from .warp_products import COLUMN_BLOCKS, FRAGMENTS, GROUPS, ROW_BLOCKS, products_of
 
 TERMS = 16  # of a k-step: four per lane of a row's four
@@ -139,6 +141,7 @@ def build(config, variant):
     LIMIT = HUGE / LANES_K  # of a warp's sum, so that all warps' sum is below `HUGE`
     ROWS = WARP_EXTENT // LANES_K  # of a warp tile, that each of its warps stores
     ROUND = min(AT_ONCE, ROWS)
+    SECOND = THREADS // WARP * STAGE  # bytes from all warps' staged sums to others of theirs
     a_loader, read_a, _, a_four = tile_of(variant.a, BM, BK, THREADS)
     b_loader, read_b, b_beside, b_four = tile_of(variant.b, BN, BK, THREADS)
     place_a, position_a, fetch_a = a_loader.place, a_loader.position, a_loader.fetch
@@ -155,13 +158,13 @@ def build(config, variant):
             "two slots or more": SLOTS >= 2,
             "dynamic shared memory": config.dynamic,
             "pads hold the slots' padding": config.dynamic_shared >= SLOTS * SLOT,
-            "slots hold the sums, twice": config.dynamic_shared >= 2 * THREADS // WARP * STAGE,
+            "slots hold the sums, twice": config.dynamic_shared >= 2 * SECOND,
             "no scales": not precision.scaled,
         },
     )
     leading, others = products_of(precision, LEADING), products_of(precision, OTHERS)
     split = splitting(precision.kind, PARTS, precision.short)
-    clear, add, add_exactly, finish = steps(8 * GROUPS)
+    clear, add, add_exactly, _ = steps(8 * GROUPS)
     store = element_store(variant.epilogue)
 
     @device_function
@@ -245,7 +248,6 @@ def build(config, variant):
             b_address = address_of(y, block_col + int64(row_b), int64(k_b))
             slots = uint32((x.shape[1] + (BK - 1)) // BK)
             clear(total)
-            clear(rests)
             slot = uint32(0)
             for _ in range(SLOTS - 1):
                 if rest > int32(0):
@@ -290,10 +292,20 @@ def build(config, variant):
     @device_function
     def staged_sum(tiles, at):
         """Add the warps' sums of an element."""
-        value = shared_load1(tiles, at)
+        total = shared_load1(tiles, at)
         for i in range(1, LANES_K):
-            value += shared_load1(tiles, uint32(at + STAGE * i))
-        return value
+            total += shared_load1(tiles, uint32(at + STAGE * i))
+        return total
+
+    @device_function
+    def staged_sum_and_rests(tiles, at):
+        """Add the warps' sums of an element, then what these additions rounded off, and the warps' rests."""
+        total, rest = shared_load1(tiles, at), float32(0)
+        for i in range(1, LANES_K):
+            total, rest = add_one_exactly(total, rest, shared_load1(tiles, uint32(at + STAGE * i)))
+        for i in range(LANES_K):
+            rest += shared_load1(tiles, uint32(at + SECOND + STAGE * i))
+        return finished(total, rest)
 
     @device_function
     def run(alpha, a, b, beta, c, steps, vectors):
@@ -315,48 +327,53 @@ def build(config, variant):
         total = cuda.local.array((GROUPS, 4), float32)
         sums = cuda.local.array((GROUPS, 4), float32)
         rests = cuda.local.array((GROUPS, 4), float32)
-        exact = cuda.local.array((GROUPS, 4), float32)
+        kept = cuda.local.array(ROWS, float32)
         a_row, first = uint32(warp_row + 4 * group), uint32(TERMS * part)
         k = uint32(first + 4 * member4)
         a_from = uint32(start + position_a(a_row, k))
         b_from = uint32(start + B_START + position_b(uint32(warp_col + 4 * group), k))
+        clear(rests)
         sum_tile(tiles, start, x, y, block_row, block_col, a_from, b_from, total, sums, rests)
-        if APART:
-            finish(total, rests)
-        again = int32(0)
+        huge = False
         if CHECKED:
-            huge = False
             for j in range(GROUPS):
                 for q in range(4):
-                    huge |= not abs(total[j, q]) < float32(LIMIT)
-            # all warps have read their last slot before it is overwritten, and all threads know whether any has a sum
-            # that is not finite
-            again = cuda.syncthreads_or(int32(huge))
-            if again != 0:
-                a_from = uint32(start + position_a(a_row, first))
-                b_from = uint32(start + B_START + position_b(uint32(warp_col + 8 * member4), first))
-                sum_tile_in_fp32(tiles, start, x, y, block_row, block_col, a_from, b_from, exact, sums, rests)
-                cuda.syncthreads()  # all warps have read their last slot before it is overwritten
-        else:
-            cuda.syncthreads()  # all warps have read their last slot before it is overwritten
+                    huge |= not abs(total[j, q] + rests[j, q]) < float32(LIMIT)
+        # all warps have read their last slot before it is overwritten, and know whether a sum is not finite
+        again = cuda.syncthreads_or(int32(huge))
         to = uint32(start + STAGE * warp + 4 * (4 * group * STAGE_PITCH + 8 * member4))
+        staged = uint32(start + own * (LANES_K * STAGE) + 4 * (part * ROWS * STAGE_PITCH + lane))  # sums that it stores
         stage(tiles, to, total)
-        if CHECKED and again != 0:
-            stage(tiles, uint32(to + THREADS // WARP * STAGE), exact)
+        if APART:
+            stage(tiles, uint32(to + SECOND), rests)
         cuda.syncthreads()  # all sums are staged before any thread reads those of others
+        for i in range(ROWS):
+            at = uint32(staged + 4 * STAGE_PITCH * i)
+            kept[i] = staged_sum_and_rests(tiles, at) if APART else staged_sum(tiles, at)
+            shared_store1(tiles, at, kept[i])  # where no other thread reads
+        if CHECKED and again != 0:
+            cuda.syncthreads()  # all sums have been read before copies overwrite them
+            a_from = uint32(start + position_a(a_row, first))
+            b_from = uint32(start + B_START + position_b(uint32(warp_col + 8 * member4), first))
+            sum_tile_in_fp32(tiles, start, x, y, block_row, block_col, a_from, b_from, total, sums, rests)
+            cuda.syncthreads()  # all warps have read their last slot before it is overwritten
+            for i in range(ROWS):
+                shared_store1(tiles, uint32(staged + 4 * STAGE_PITCH * i), kept[i])
+            stage(tiles, uint32(to + SECOND), total)
+            cuda.syncthreads()  # all sums are staged before any thread reads those of others
 
         col = block_col + int64(warp_col + lane)
         values = cuda.local.array(ROUND, float32)
-        i = uint32(part * ROWS)
-        end = uint32(i + ROWS)
-        while i < end:
-            row = block_row + int64(warp_row + i)
-            at = uint32(start + own * (LANES_K * STAGE) + 4 * (i * STAGE_PITCH + lane))
+        first_row = block_row + int64(warp_row + part * ROWS)
+        i = uint32(0)
+        while i < uint32(ROWS):
+            row = first_row + int64(i)
+            at = uint32(staged + 4 * STAGE_PITCH * i)
             # All values first: the compiler would not move reads of C above writes of C.
             for u in range(ROUND):
-                value = staged_sum(tiles, uint32(at + 4 * STAGE_PITCH * u))
+                value = shared_load1(tiles, uint32(at + 4 * STAGE_PITCH * u))
                 if CHECKED and again != 0 and not abs(value) < float32(HUGE):
-                    value = staged_sum(tiles, uint32(at + (4 * STAGE_PITCH * u + THREADS // WARP * STAGE)))
+                    value = staged_sum(tiles, uint32(at + (4 * STAGE_PITCH * u + SECOND)))
                 values[u] = alpha * value
             if beta != float32(0):
                 for u in range(ROUND):
@@ -369,11 +386,10 @@ def build(config, variant):
                     shared_store1(tiles, uint32(at + 4 * STAGE_PITCH * u), values[u])
             i = uint32(i + ROUND)
         if not PLAIN:  # one row after the other: several copies of an epilogue may be much code
-            i = uint32(part * ROWS)
-            while i < end:
-                at = uint32(start + own * (LANES_K * STAGE) + 4 * (i * STAGE_PITCH + lane))
-                row = block_row + int64(warp_row + i)
-                store(c, row, col, float32(1), shared_load1(tiles, at), float32(0), vectors)
+            i = uint32(0)
+            while i < uint32(ROWS):
+                value = shared_load1(tiles, uint32(staged + 4 * STAGE_PITCH * i))
+                store(c, first_row + int64(i), col, float32(1), value, float32(0), vectors)
                 i = uint32(i + 1)
 
     @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))

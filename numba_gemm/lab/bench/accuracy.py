@@ -11,6 +11,7 @@ import pandas as pd
 
 from numba_gemm.api import tiled_sgemm
 from numba_gemm.device.units import ceil_div
+from numba_gemm.gemm.fp32_auto import AUTO_K, AUTO_PRECISION
 from numba_gemm.gemm.precision import IEEE, runnable
 from numba_gemm.lab.bench.buffers import Reference, TorchLibrary
 from numba_gemm.lab.bench.results import CUBLAS
@@ -94,9 +95,23 @@ def medians(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.pivot_table(index=["distribution", "k"], columns="precision", values="median").reset_index()
 
 
+def claims(frame: pd.DataFrame) -> dict[str, Any]:
+    """Compare the errors of the full-range precision with cuBLAS's where it replaces float32."""
+    errors = frame[frame["k"] >= AUTO_K].pivot_table(
+        index=["distribution", "k"], columns="precision", values=["median", "max"]
+    )
+    return {
+        f"from K = {AUTO_K} on, the {name} error of {AUTO_PRECISION} is no larger than cuBLAS SGEMM's": (
+            errors[column, AUTO_PRECISION] <= errors[column, CUBLAS]
+        )
+        for name, column in (("median", "median"), ("largest", "max"))
+    }
+
+
 LOOK: dict[str, Any] = {"log": "xy", "dashed": {"max": "largest"}, "ylabel": "median of error / (|A| @ |B|)"}
 EXPERIMENT = Experiment(
     run=accuracy,
+    claims=claims,
     plot=panels(
         *(
             curves("k", "median", "precision", f"distribution == {name!r}", **LOOK, title=name.replace("_", " "))
