@@ -101,6 +101,7 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
     ("stream_k", 256, 16, 16): Rate(0.5, alone=1300, resident=3, along=False),
     # For a C of few columns, with an A whose contiguous axis is k, and with any other.
     ("thin", 16, 1, 256): Rate(0.0536, alone=223, resident=2, floats=1.7, along=True),
+    ("thin", 1, 1, 512): Rate(0.04, alone=110, resident=4, floats=1.35, along=True),
     ("thin", 32, 4, 128): Rate(0.129, alone=419, resident=2, floats=1.5, along=True),
     ("thin", 64, 8, 64): Rate(0.333, alone=403, resident=2, floats=1.5, along=True),
     ("thin", 64, 16, 64): Rate(0.467, alone=585, resident=1, floats=1.7, along=True),

@@ -187,8 +187,9 @@ RECORDS = (
         summary="lanes along k, for a C of few rows or columns",
         build=Code("ladder.thin"),
         configs=(
-            # for an A whose contiguous axis is k
+            # for an A whose contiguous axis is k; the second for one of few rows, each a block's
             _lanes(16, 1, 4, 1, 64, slots=4, min_blocks=2),
+            _lanes(1, 1, 1, 1, 128, slots=4, min_blocks=4),
             _lanes(32, 4, 4, 4, 32, slots=4, min_blocks=2),
             _lanes(64, 8, 8, 8, 16, slots=4, min_blocks=2),
             _lanes(64, 16, 8, 8, 16, slots=4, min_blocks=1),

@@ -215,8 +215,8 @@ def access_of(able: tuple[str, ...], x: Layout, steps: int) -> str:
 @lru_cache(maxsize=256)
 def covering(config: TileConfig, extent: int) -> tuple[str, ...]:
     """Return the accesses of a tile loader that cover a tile with `extent` rows."""
-    if config.lanes_k > 1:  # `thin` copies any tile; vectors of a single row would hardly help, and need more kernels
-        return ACCESSES if extent % 4 == 0 else ("along1", "any")
+    if config.lanes_k > 1:  # `thin` copies any tile; vectors of a single row hardly help beside several of the other
+        return ACCESSES if extent % 4 == 0 else ("along4", "along1", "any") if config.BM == 1 else ("along1", "any")
     return tuple(access for access in ACCESSES if covers(access, extent, config.BK, config.threads))
 
 
