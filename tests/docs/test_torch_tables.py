@@ -66,7 +66,7 @@ def test_losses(found):
     add("training", **pd.DataFrame(rows, columns=["way", "step", "loss"]).to_dict("list"))
     text = torch_tables.training(published)
     assert text.startswith("Cross-entropy of 60 steps:")
-    assert lines(text) == ["| torch | 4 | 0.5 | 1.000 |", "| tf32 | 4 | 0.51 | 1.020 |"]
+    assert lines(text) == ["| torch | 4 | 0.5 | 1.000 | 0 |", "| tf32 | 4 | 0.51 | 1.020 | 0.01 |"]
 
 
 def test_calls(found):
