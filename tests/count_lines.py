@@ -1,7 +1,8 @@
 """Count the non-blank lines of Python per folder, and their change since the last git tag.
 
-``python tests/count_lines.py`` prints one row per folder of the package, one each for documentation, notebooks, tests and
-the files beside them, and the total. It shows no change where there is no tag to compare with: in a shallow clone, or outside a git checkout.
+``python tests/count_lines.py`` prints one row per folder of the package, one each for documentation, notebooks, tests
+and the files beside them, and the total. It shows no change where there is no tag to compare with: in a shallow clone,
+or outside a git checkout.
 """
 
 from __future__ import annotations
