@@ -10,7 +10,7 @@ Traffic: the same; copies of B write to shared memory directly.
 Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments, the staged floats of A, and addresses; 2*BK*(BM
     + pad + BN) floats (49 KB at 128x256x16).
 Measured: 54.0 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.05 of cuBLAS SGEMM and 1.00 times moving_addresses; 190
-    registers per thread, 83.8 % of the FMA pipe, 2.3 % excess shared wavefronts.
+    registers per thread, 83.9 % of the FMA pipe, 2.3 % excess shared wavefronts.
 Limits: register banks. A multiply-add reads three registers from two banks, so at least two of them share a bank
     unless an operand is kept from the multiply-add before. Such reads can cost an extra clock.
 """
