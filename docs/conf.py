@@ -232,7 +232,7 @@ def source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
 def share_navigation(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Let the theme find the navigation of a source page ready: it is that of the other pages of its folder.
 
-    Sphinx would compute it for each of these pages, which takes a fifth of the time of the whole site.
+    Sphinx would compute it for each of these pages, which takes much of the time of the whole site.
     """
     if page.startswith("source/"):
         known: dict[Any, str] = app.builder.__dict__.setdefault("numba_gemm_navigation", {})

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from blocks import memory_page, several_gpus, tables, torch_tables
+from blocks import memory_page, random_shapes, several_gpus, tables, torch_tables, tracer_page
 from blocks.docstrings import generate_docstrings, generate_tensor_docstrings
 from blocks.published import Published, ReadmeError
 from numba_gemm.lab.harness.command import command, write_files
@@ -24,7 +24,7 @@ PAGES = tuple(
     for name in (
         *("README.md", "docs/benchmarks.md", "docs/benchmarks_precision.md", "docs/how_to/pytorch.md"),
         "docs/how_to/distributed.md",
-        "docs/memory_lab.md",
+        *("docs/memory_lab.md", "docs/tracing.md"),
     )
 )
 LADDER_FOLDER = ROOT / "numba_gemm" / "kernels" / "ladder"
@@ -44,11 +44,14 @@ GENERATORS: dict[str, Callable[[Published], str]] = {
     "tensor_ladder": tables.tensor_ladder,
     "special_values": tables.special_values,
     "streamed": tables.streamed,
+    "random_products": random_shapes.random_products,
+    "router_gates": random_shapes.router_gates,
     "distributed": several_gpus.distributed,
     "streamed_devices": several_gpus.streamed_devices,
     "torch_step": torch_tables.torch_step,
     "training": torch_tables.training,
     "torch_calls": torch_tables.torch_calls,
+    "tracer": tracer_page.tracer,
     "memory_lab": memory_page.provenance,
     **{name: functools.partial(memory_page.section, name) for name in MEMORY},
 }

@@ -138,7 +138,7 @@ notebook.source("shared_tile", function="shared_tile")
 #   needs no case of its own.
 # - `uint32` makes indices unsigned 32-bit integers. The compiler divides and combines them in fewer instructions.
 # - `while p < BK` is `for p in range(BK)`. Numba's `range` hides from the compiler that `p` grows by one, and in
-#   `coalesced` that cost more than half of the speed.
+#   `coalesced` that cost much of the speed.
 # - `alignment=16` lets an instruction read four neighbouring floats of a tile at once.
 #
 # ## Step one thread through a tile

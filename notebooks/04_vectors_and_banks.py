@@ -512,8 +512,8 @@ counted.loc[["thread_tile_2d", "vectorized", "conflict_free"], columns]
 # %% [markdown]
 # ## The open question
 #
-# In `conflict_free` the multiply-add pipe is busy for two thirds of the time, and the path of shared memory for half of
-# it. When neither is busy, the threads wait. Here is what a warp does in five tiles of K, barrier by barrier:
+# In `conflict_free` neither the multiply-add pipe nor the path of shared memory is busy all of the time. When neither
+# is, the threads wait. Here is what a warp does in five tiles of K, barrier by barrier:
 
 # %%
 m, n, k = tile.BM, tile.BN, 5 * tile.BK

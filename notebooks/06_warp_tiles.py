@@ -322,8 +322,8 @@ pd.DataFrame(shapes).set_index(["thread tile", "warp tile"]).round(3)
 # 4 and 5 are such a pair, or 4 and 6.)
 #
 # So the larger thread tile saves the wavefronts here. By this count alone, a tall and narrow warp tile would save more.
-# But by the counters above, the path of shared memory is idle for half of the time in either kernel. Only a measurement
-# can tell whether it matters.
+# But by the counters above, the path of shared memory is often idle in either kernel. Only a measurement can tell
+# whether it matters.
 #
 # ## Registers, and how many warps fit
 #

@@ -733,19 +733,11 @@ draw.ladder_chart(results)
 #
 # ## The gain of each change
 #
-# Before these stages there was one that had all of their ideas, and was built step by step. From
-# [the diary](../docs/experiments.md#the-record-kernel), at 4096 x 4096 x 4096 on an H200:
-#
-# | loop | TFLOP/s |
-# |:--|--:|
-# | moving addresses, and one loop for all tiles | 52.6 |
-# | the same with `pinned` | 53.8 |
-# | the same in snake order | 54.5 |
-# | the whole stage, for any shape and strides | 55.2 |
-#
-# `pinned` gained 2 %: without it, the compiler saved registers and computed four addresses again in every tile. Snake
-# order gained 1.3 % there, and less in the table above; in another loop of that day it lost. An order of products does
-# not have a gain of its own, since the compiler chooses registers for the whole loop.
+# Before these stages there was one that had all of their ideas, and was built step by step;
+# [the diary](../docs/experiments.md#the-record-kernel) has the speed after each step. `pinned` gained: without it, the
+# compiler saved registers and computed four addresses again in every tile. Snake order gained more there than in the
+# table above; in another loop it lost. An order of products does not have a gain of its own, since the compiler chooses
+# registers for the whole loop.
 #
 # ## The open question
 #

@@ -9,8 +9,8 @@
 # these, and be as accurate?
 #
 # It can. This notebook decomposes float32 into narrow parts, finds the products of parts that are needed, and shows why
-# adding them up is the harder half: tensor cores truncate instead of rounding. The result, on an H200, is a product
-# that is more than twice as fast as cuBLAS's float32, and more accurate.
+# adding them up is the harder half: tensor cores truncate instead of rounding. The result is a product that is faster
+# than cuBLAS's float32, and more accurate.
 #
 # You predict first. Where a cell says `notebook.predict("...", ...)`, write a number in place of the second `...` and
 # run the cell. A later cell shows your number beside the real one. A cell without a prediction runs, too.
@@ -705,7 +705,7 @@ table(rows, "precision", largest_error=".1e", of_its_bound=".0%")
 # A product of n products of parts should take n times as long as one of them, plus the time in which the bytes of the
 # decomposition move: each float is read, once more for F16's scales, and its parts are written. `bf16` is one product,
 # and so is `tf32`, which on Hopper reads A and B without a decomposition. So two measured times predict the others.
-# How many times as fast as cuBLAS's FP32 is `bf16x6`, with six products, if `bf16` is about ten times as fast?
+# How many times as fast as cuBLAS's FP32 is `bf16x6`, with six products, if `bf16` is ten times as fast?
 
 # %%
 speed_of_six = notebook.predict("bf16x6, times as fast as cuBLAS FP32", ...)
@@ -904,8 +904,8 @@ notebook.difference("bulk_copies", "producer_consumer", context=1, device_only=T
 notebook.source("wide_tiles")
 
 # %% [markdown]
-# **Fresh sums.** `fresh=True` starts each slot at zero, and its sums are added outside. In the table: no slower, and
-# more than a hundred times as accurate. From here on the ladder is better than FP32 in both.
+# **Fresh sums.** `fresh=True` starts each slot at zero, and its sums are added outside. In the table: hardly slower,
+# and far more accurate. From here on the ladder is better than FP32 in both.
 
 # %%
 notebook.difference("producer_consumer", "fresh_sums", context=1, device_only=True)

@@ -201,9 +201,8 @@ claims("transfers", here)
 # %% [markdown]
 # Copy rarely, copy much at once, from page-locked memory, and leave on the device what is used again. A small copy
 # takes hardly less than its latency. A thousand in a row overlap, and take less than a thousand latencies, but still
-# several times as long as all of them packed into one, up to 4 KB each. And not everything follows a simple rule:
-# pageable copies are predicted to a factor of two or three only, as [the laboratory's page](../docs/memory_lab.md)
-# says.
+# longer than all of them packed into one if they are small. And not everything follows a simple rule: pageable copies
+# are predicted only roughly, as [the laboratory's page](../docs/memory_lab.md) says.
 #
 # ## Overlap: copies beside kernels
 #
@@ -299,8 +298,8 @@ claims("overlap", here)
 # The formula holds. What breaks the overlap is what makes the host wait: pageable memory, and the default stream beside
 # ordinary ("blocking") streams.
 #
-# One claim does not hold of the recorded run: host code beside the device took 16.9 ms there, and 13.1 are predicted.
-# The device needs less, 12.8. It was the host's own work that took longer than alone; the run does not tell why.
+# Whether host code is hidden behind the device also depends on the host: its own work may take longer beside the
+# device's than alone.
 #
 # ## Zero copy: kernels that read host memory
 #
@@ -350,8 +349,8 @@ picture("mapped_streams")
 claims("mapped_streams")
 
 # %% [markdown]
-# With a short kernel, mapped memory takes 3.3 ms on an H200, a third more than one copy, and as long as staged work on
-# four streams; with a long one, it takes the kernel's time. The two directions are not quite independent.
+# With a short kernel, mapped memory takes longer than one copy, and about as long as staged work on several streams;
+# with a long one, it takes the kernel's time. The two directions are not quite independent.
 #
 # ## One address range
 #
@@ -397,9 +396,8 @@ picture("coalescing", here)
 claims("coalescing", here)
 
 # %% [markdown]
-# The order never matters: all permutations take 103.8 us on an H200. An idle lane saves something only if its whole
-# sector is idle, too, and then little: half of the sectors take nine tenths of the time. Idle lanes in every sector
-# cost a tenth.
+# The order never matters. An idle lane saves something only if its whole sector is idle, too, and then little. Idle
+# lanes in every sector even cost time.
 #
 # ### Your turn: lanes that cost most
 #
@@ -543,7 +541,7 @@ lost.reveal(
 claims("misaligned_copy", here)
 
 # %% [markdown]
-# On an H200 it loses a few percent, and hardly less from offsets of 8, 16 or 24 floats, where four sectors do. The
+# It loses little, and hardly less from offsets of 8, 16 or 24 floats, where four sectors do. The
 # fifth sector is also the neighbouring warp's; who asks second finds it in a cache. So count sectors to learn what
 # warps ask for, and think about who else asks before you call it a cost. What does hurt is blocks of 33 threads,
 # whose second warp copies a single float.
@@ -717,8 +715,7 @@ longer.reveal(100 * (edges[4095] / edges[4096] - 1), measured=True, tolerance=0.
 claims("partial_tiles")
 
 # %% [markdown]
-# A little longer, 0.4 to 2.3 % on an H200. The tiles are as many, and rows of an odd length begin off the boundaries of
-# sectors.
+# A little longer: the tiles are as many, and rows of an odd length begin off the boundaries of sectors.
 #
 # ## On the way to shared memory
 #
@@ -735,8 +732,8 @@ picture("async_copies")
 claims("async_copies")
 
 # %% [markdown]
-# For 48 KiB a synchronous copy takes 4,500 to 9,200 cycles on an H200, an asynchronous one 1,900 to 2,200. Up to four
-# elements of 4 or 8 bytes, when the synchronous copy waits once as well, the two differ by less than a fifth.
+# The more elements, the more an asynchronous copy gains. Up to four elements of 4 or 8 bytes, when the synchronous copy
+# waits once as well, the two differ little.
 #
 # ## Shared memory or L1
 #
@@ -823,8 +820,8 @@ gigabyte.reveal(
 claims("allocation")
 
 # %% [markdown]
-# On an H200, a pool that keeps its memory takes 6 us for a few bytes and 8 for a gigabyte, `cuMemAlloc` 7 and 750. A
-# pool that gives its memory back is slower than either at any size.
+# A pool that keeps its memory takes as long for a gigabyte as for a few bytes. A pool that gives its memory back is
+# slower than either at any size.
 #
 # One experiment more needs a host with several NUMA nodes, `numba-gemm lab numa`: whether it matters in which
 # processor's memory a host buffer is, and where the thread runs that copies it.

@@ -506,7 +506,8 @@ pd.DataFrame(lines).set_index("precision")
 #
 # What it predicts is the copies and the products. A call also allocates memory on the device, and page-locked buffers,
 # through which arrays in pageable memory pass (notebook 10). These matrices are small for it, and that presumably takes
-# longer than all that is predicted. At 32768 cubed, in docs/benchmarks.md, prediction and time agree to a few percent.
+# longer than all that is predicted. [Benchmarks](../docs/benchmarks.md#matrices-larger-than-the-gpu) compares
+# prediction and time of larger ones.
 
 # %%
 size, limit = (8192, 512 << 20) if ON_GPU else (40, 4 << 20)

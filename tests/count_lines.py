@@ -1,7 +1,8 @@
 """Count the non-blank lines of Python per folder, and their change since the last git tag.
 
-``python tests/count_lines.py`` prints one row per folder of the package, one each for documentation and tests, and the
-total. It shows no change where there is no tag to compare with: in a shallow clone, or outside a git checkout.
+``python tests/count_lines.py`` prints one row per folder of the package, one each for documentation, notebooks, tests
+and the files beside them, and the total. It shows no change where there is no tag to compare with: in a shallow clone,
+or outside a git checkout.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
-COUNTED = ("docs", "numba_gemm", "tests")
+COUNTED = ("bench.py", "docs", "hatch_build.py", "notebooks", "numba_gemm", "tests")
 
 
 def folder(path: PurePosixPath) -> str:
-    """Return the row of a file: its folder in the package, or the documentation, or the tests."""
+    """Return the row of a file: its folder in the package, else its first folder; itself if it is in none."""
     return "/".join(path.parts[:2]) if path.parts[0] == "numba_gemm" and len(path.parts) > 2 else path.parts[0]
 
 
@@ -33,7 +34,7 @@ def count(files: Iterable[tuple[PurePosixPath, bytes]]) -> Counter[str]:
 
 def working_tree(root: Path) -> Counter[str]:
     """Return the counts of the files on disk."""
-    paths = (path for name in COUNTED for path in (root / name).rglob("*.py"))
+    paths = (path for name in COUNTED for path in [root / name, *(root / name).rglob("*.py")] if path.is_file())
     return count((PurePosixPath(path.relative_to(root)), path.read_bytes()) for path in paths)
 
 

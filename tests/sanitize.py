@@ -14,12 +14,12 @@ script cannot run.
 from __future__ import annotations
 
 import argparse
-import csv
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ REPORT = re.compile(
 )
 SUMMARY = re.compile(r"^========= (?:ERROR|RACECHECK) SUMMARY: (?P<count>\d+)")
 BEGIN, END = "@begin", "@end"
+SEED = 0  # of the operands
 FOUND = 86  # exit status of compute-sanitizer if it has reported an error
 
 
@@ -198,7 +199,7 @@ class Operands:
     def __init__(self, case: Case) -> None:
         import numpy as np
 
-        rng = np.random.default_rng(0)
+        rng = np.random.default_rng(SEED)
         m, n, k = case.shape
         many, wide = case.batch
         copies = {"a": many, "b": wide, "c": many * wide}
@@ -454,14 +455,30 @@ def check(tool: str, sanitizer: str, names: list[str] | None, log: Path | None) 
     return rows, clean
 
 
+def save(rows: list[Row], path: Path, command_line: str, commit: str | None) -> None:
+    """Write the table, and beside it a JSON file with its environment and command."""
+    import pandas as pd
+
+    from numba_gemm.lab.harness import command, environment
+    from numba_gemm.lab.harness.experiment import Experiment
+    from numba_gemm.simulator.switch import SIMULATOR
+
+    described = environment.describe(
+        Experiment(run=check), simulated=SIMULATOR, seed=SEED, command=command_line, stated_commit=commit
+    )
+    texts = {".csv": command.csv_text(pd.DataFrame(rows)), ".json": command.json_text(described)}
+    command.write_files(path.parent, {path.with_suffix(ending).name: text for ending, text in texts.items()})
+
+
 def main() -> int:
     """Run the command; return its exit status."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     arguments.add_argument("--tools", nargs="+", default=["memcheck", "racecheck"], help="default: memcheck racecheck")
     arguments.add_argument("--stages", nargs="+", metavar="NAME", help="stages or precisions; default: all")
     arguments.add_argument(
-        "--out", type=Path, help="write the table to this CSV file, and the tools' own words beside it"
+        "--out", type=Path, help="write the table to this CSV file, and its environment and the tools' output beside it"
     )
+    arguments.add_argument("--commit", metavar="HASH", help="the commit to record where git cannot tell it")
     arguments.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.child:
@@ -504,10 +521,7 @@ def main() -> int:
             f"{row.in_bounds:9.3f}  {row.first_report}"
         )
     if options.out is not None:
-        with options.out.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow([field.name for field in fields(Row)])
-            writer.writerows(astuple(row) for row in rows)
+        save(rows, options.out, shlex.join(["python", "tests/sanitize.py", *sys.argv[1:]]), options.commit)
     print(f"{len(rows)} cases, {sum(not row.clean for row in rows)} not clean: {'clean' if clean else 'NOT CLEAN'}")
     return 0 if clean else 1
 

@@ -34,6 +34,8 @@ def tree(tmp_path):
         "numba_gemm/gemm/notes.txt": "no Python\n",
         "docs/blocks/one.py": "a = 1\n",
         "tests/test_one.py": '"""x"""\n',
+        "notebooks/00_start.py": "# %%\na = 1\n",
+        "bench.py": "a = 1\n",
         "other.py": "not counted\n",
     }.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +44,8 @@ def tree(tmp_path):
 
 
 def test_without_git(tree, monkeypatch):
-    expected = [("docs", "1"), ("numba_gemm", "2"), ("numba_gemm/gemm", "2"), ("tests", "1"), ("total", "6")]
+    expected = [("bench.py", "1"), ("docs", "1"), ("notebooks", "2"), ("numba_gemm", "2"), ("numba_gemm/gemm", "2")]
+    expected += [("tests", "1"), ("total", "9")]
     assert rows(tree) == ("Non-blank lines of Python (no tag to compare with):", expected)
     monkeypatch.setenv("PATH", "")
     assert rows(tree)[1] == expected
@@ -63,8 +66,8 @@ def test_change_since_the_last_tag(tree, tmp_path, monkeypatch):
     (tree / "numba_gemm" / "api.py").unlink()
     (tree / "tests" / "test_two.py").write_text("a = 1\nb = 2\n")
     git("commit", "-a", "-m", "second")
-    expected = [("docs", "1", "+0"), ("numba_gemm", "0", "-2"), ("numba_gemm/gemm", "2", "+0")]
-    expected += [("tests", "3", "+2"), ("total", "6", "+0")]
+    expected = [("bench.py", "1", "+0"), ("docs", "1", "+0"), ("notebooks", "2", "+0")]
+    expected += [("numba_gemm", "0", "-2"), ("numba_gemm/gemm", "2", "+0"), ("tests", "3", "+2"), ("total", "9", "+0")]
     assert rows(tree) == ("Non-blank lines of Python (change since v1):", expected)
     git("clone", "--depth=1", tree.as_uri(), str(tmp_path / "shallow"))
     assert "no tag" in rows(tmp_path / "shallow")[0]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import sanitize
 from support.recorded_launches import record_launches
@@ -129,3 +131,12 @@ def test_reports_belong_to_their_cases():
     ]
     assert rows[0].variant == "along4_across4_aligned-7blocks"
     assert stray == 1
+
+
+def test_a_table_is_saved_with_its_environment_and_command(tmp_path):
+    row = sanitize.Row("racecheck", "thin", "16x16", "aligned", 1, 2, 3, 0, 0.25, "")
+    sanitize.save([row], tmp_path / "sanitize.csv", "python tests/sanitize.py --stages thin", "0123456")
+    assert pd.read_csv(tmp_path / "sanitize.csv", keep_default_na=False).to_dict("records") == [vars(row)]
+    described = json.loads((tmp_path / "sanitize.json").read_text(encoding="utf-8"))
+    assert described["command"] == "python tests/sanitize.py --stages thin"
+    assert {"commit", "date", "gpu", "versions", "seed"} <= set(described)

@@ -106,6 +106,12 @@ def reached(value: float, met: bool) -> str:
     return significant(value) if met else f"**{significant(value)}**, missed"
 
 
+def missed(claims: Mapping[str, bool]) -> str:
+    """List of the claims that do not hold."""
+    wrong = [f"- {claim}" for claim, holds in claims.items() if not holds]
+    return "\n".join(["Missed:", "", *wrong]) if wrong else "No target is missed."
+
+
 def in_turns(environment: Mapping[str, Any]) -> str:
     """Describe how contenders were timed beside each other."""
     replayed = environment.get("timing") == GRAPHS

@@ -4,7 +4,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from blocks.published import Published, code, source
+import pandas as pd
+
+from blocks.published import Published, code, missed, source
+from numba_gemm.lab.bench.distributed import EXPERIMENT as DISTRIBUTED
 from numba_gemm.lab.bench.tables import Column, figure, number, significant, table, text
 
 FOLDER = "../../h100x2"  # relative to the results of one GPU
@@ -33,7 +36,7 @@ def distributed(found: Published) -> str:
         figure("`A @ B` of DTensors", "dtensor_tflops", number),
         figure("error", "error", significant, 2),
     )
-    return f"{made.markdown()}\n\n{source(how)}"
+    return "\n\n".join([made.markdown(), missed(DISTRIBUTED.claims(pd.DataFrame(rows))), source(how)])
 
 
 def streamed_devices(found: Published) -> str:

@@ -160,7 +160,15 @@ def precisions(found: Published) -> str:
         f"Decomposition and every other pass are included. Errors over |A| @ |B|, at {spelled(shapes[-1])}:"
     )
     power = "Tensor-core kernels run into the power cap, so the first calls after a pause are faster than that."
-    return "\n\n".join([said, made, power, source(how)])
+    return "\n\n".join(filter(None, [said, made, power, unfinished(frame, how), source(how)]))
+
+
+def unfinished(frame: pd.DataFrame, how: Mapping[str, Any]) -> str:
+    """Sentence about the shapes that a run's command names and its results lack; empty if there are none."""
+    wanted = {text.replace(",", "x") for text in re.findall(r"--shape[ =](\S+)", how["command"])}
+    if not (missing := wanted - {row["shape"] for row in records(frame)}):
+        return ""
+    return f"The run was ended by its time limit after {len(wanted) - len(missing)} of {len(wanted)} shapes."
 
 
 def precision_summary(found: Published) -> str:

@@ -10,7 +10,7 @@ from blocks.published import Published, code, source
 from numba_gemm.lab.bench.results import dictionaries
 from numba_gemm.lab.bench.tables import Column, figure, number, significant, table, text
 from numba_gemm.lab.bench.torch_calls import DIRECT
-from numba_gemm.lab.bench.transformer import SHOWN_LOSSES, last_losses
+from numba_gemm.lab.bench.transformer import SHOWN_LOSSES, TORCH, last_losses
 
 
 def torch_step(found: Published) -> str:
@@ -38,12 +38,15 @@ def training(found: Published) -> str:
     rows, how = found.measured("training")
     frame = pd.DataFrame(rows)
     first = frame[frame["step"] == 0].set_index("way")["loss"]
+    losses = frame.pivot_table(index="step", columns="way", values="loss")
+    apart = losses.sub(losses[TORCH], axis="index").abs().max()
     made = table(
         "",
         dictionaries(last_losses(frame)),
         *(text("way", "products by"), Column("first loss", lambda row: significant(first[row["way"]], 4))),
         figure(f"mean of the last {SHOWN_LOSSES}", "loss", significant, 4),
         figure("/ torch, float32", "over_torch", number, 3),
+        Column("largest difference of a step's loss", lambda row: significant(apart[row["way"]], 1)),
     )
     return f"Cross-entropy of {frame['step'].max() + 1} steps:\n\n{made.markdown()}\n\n{source(how)}"
 

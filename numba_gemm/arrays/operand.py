@@ -287,7 +287,7 @@ class ArrayKind:
 
 def name_of(dtype: np.dtype) -> str:
     """Return the name of a NumPy dtype."""
-    # NumPy takes microseconds to format a dtype, but only a tenth of a microsecond to compare it.
+    # NumPy formats a dtype far more slowly than it compares it.
     return "float32" if dtype == np.float32 else str(dtype)
 
 

@@ -33,7 +33,7 @@ OVERLAP = 2.49
 # as small thread tiles do without an epilogue.
 STORE, STORE_STAGED, STORE_FLOATS = 93, 26, 7.8
 # The same, as a limit of all SMs, for a C whose rows in memory are columns of tiles: each float is written for itself.
-# Fitted to two products with short sums, which took 1.5 and 3.5 times as long as expected without it.
+# Fitted to two products with short sums.
 STORE_COLUMNS = 0.7
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
 MEET, TRIP = 3550, 825

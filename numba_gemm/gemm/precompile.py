@@ -215,7 +215,7 @@ def kernels_of(
 ) -> list[tuple[str, str, str, Kernel, tuple[int, int]]]:
     """Return the kernels of `precompile`: stage, configuration, variant, kernel and compute capability, each once.
 
-    A kernel is followed by itself for the next compute capability, which takes half as long to compile.
+    A kernel is followed by itself for the next compute capability, which takes less time to compile.
     """
     names, precisions = _several("stages", stages), [canonical(one) for one in _several("precision", precision)]
     for name in names:

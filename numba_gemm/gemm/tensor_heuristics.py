@@ -62,7 +62,7 @@ ADDING, PARTIALS_RATE, CLEAR_MARGIN = 1.3e-6, 2.2e12, 1.2
 SPLIT_TILES = ((64, 64), (64, 128), (128, 128))
 # Seconds that the first configuration of `fused_decomposition` takes in bf16x6: for the product, for each tile of a
 # multiprocessor, for each term of a sum, and for each term of each tile. Fitted to 60 small and thin products on an
-# H200, where it is 7 % off in the mean and 30 % at most.
+# H200 (docs/experiments.md).
 FUSED_PRODUCT, FUSED_TILE, FUSED_TERM, FUSED_TILE_TERM = 1.2e-6, 0.5e-6, 1e-9, 8.3e-9
 
 

@@ -3,9 +3,9 @@
 The closed forms, in elements, come first. They follow Ling, "GPU优化01：GEMM矩阵乘法" (2023), which divides a matrix
 multiplication into block tiles of BM x BN, k-tiles of BK and thread tiles of TM x TN. `traffic` goes further: it counts
 requests, sectors of 32 bytes, and passes through the 128-byte data path that L1 cache and shared memory of a
-multiprocessor share, from the instructions of a warp (`numba_gemm.models.accesses`). For 4096 x 4096 x 4096 the counts
-agree with those of Nsight Compute on an H200 to a few per mille. The exceptions are stores to shared memory, which took
-up to 16 % more passes there, and data that blocks of stream_k and thin exchange.
+multiprocessor share, from the instructions of a warp (`numba_gemm.models.accesses`). The tests compare the counts with
+those of Nsight Compute on an H200. Stores to shared memory take more passes there, and data that blocks of stream_k and
+thin exchange are not counted.
 
 Nothing here needs a GPU. Operands are row-major and aligned, and tiles that extend beyond C count as whole tiles. C is
 not read (beta = 0), and its writes count from the L2 cache on.
@@ -103,9 +103,9 @@ class Traffic:
         Bytes of A and B that the threads request.
     l2_bytes : int
         Bytes of A and B that come from the L2 cache, and of C that go there. In stages with shared tiles, all
-        requested bytes are assumed to come from there (on an H200 up to a tenth did not: adjacent blocks share lines of
-        the L1 cache). In stages without, the L1 cache is assumed to fetch only once the data that 2048 threads of
-        neighbouring blocks read, which is the minimum.
+        requested bytes are assumed to come from there, although adjacent blocks may share lines of the L1 cache. In
+        stages without, the L1 cache is assumed to fetch only once the data that 2048 threads of neighbouring blocks
+        read, which is the minimum.
     dram_bytes : int
         Minimum: A, B and C once each, with repeated reads served by the L2 cache; 0 if it keeps all three.
     shared_loads, shared_stores : int

@@ -46,7 +46,7 @@ _compilations = 0
 def _spare_the_collector() -> None:
     """Move what one of the first compilations made to the collector's oldest generation.
 
-    A collection of the young objects takes 5 to 10 % of a compilation that a product waits for, and finds few.
+    A collection of the young objects would prolong a compilation that a product waits for, and finds few.
     """
     global _compilations
     _compilations += 1

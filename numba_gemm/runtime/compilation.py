@@ -46,7 +46,7 @@ LOG = logging.getLogger("numba_gemm.kernels")
 
 Task = tuple[Kernel, tuple[int, int]]  # a kernel, and the compute capability to compile it for
 MAX_JOBS = 16  # by default
-JOB_BYTES = 1 << 30  # of memory that should be available for each process beside the first; it takes about 400 MB
+JOB_BYTES = 1 << 30  # of memory that should be available for each process beside the first, more than it takes
 # Settings of Numba's that change code: the variable of the environment that sets each, and its value by default.
 SETTINGS = {
     "OPT": ("NUMBA_OPT", 3),

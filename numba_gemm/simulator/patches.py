@@ -31,7 +31,7 @@ NumbaType: Any = ()
 def _make_casts_fast() -> None:
     """Let ``uint32(value)`` and the like call NumPy's type at once.
 
-    Kernels cast at every step, and Numba first tells a cast from a signature: a third of the time of some launches.
+    Kernels cast at every step, and Numba first tells a cast from a signature, which takes much of some launches' time.
     """
     from numba import types
 

@@ -35,7 +35,7 @@ DEEPEST, THINNEST = 8192, 64  # elements along k of a panel
 THIN_START = 512  # elements along k of the first panel, if there are many
 EDGE = 128  # extents of blocks and strips are multiples of this, except the last ones
 SMALLEST_EDGE = 128
-STRIP_BYTES = 256 << 20  # a copy of about 5 ms over PCI Express 5.0
+STRIP_BYTES = 256 << 20  # a copy of a few milliseconds over PCI Express 5.0
 STRIPS = 4  # least number per block, if it has enough rows
 WHOLE_ROWS = 32768  # most rows of a product that is not computed by strips; an interrupt waits for its end
 

@@ -25,7 +25,8 @@ import numba_gemm
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PACKAGES = ("device", "inspect", "kernels/ladder", "kernels/tensor_core", "lab/memory", "models", "streaming")
+PACKAGES = ("device", "inspect", "kernels/ladder", "kernels/tensor_core", "models", "streaming")
+PACKAGES += ("lab/bench", "lab/bench/targets", "lab/harness", "lab/memory")
 NEIGHBOURS = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "pyproject.toml")
 NEIGHBOURS += ("docs", "notebooks", "numba_gemm", "results", "tests")
 MADE = ("_build", "notebooks")  # in docs/, by building the site there
@@ -142,6 +143,18 @@ def test_site(tmp_path):
     assert missing(player.read_text(encoding="utf-8"), '"kernel":"shared_tile"') == []
     tutorial = (site / "tutorial.html").read_text(encoding="utf-8")
     assert missing(tutorial, *(f'href="notebooks/{path.stem}.html' for path in notebooks.glob("*.ipynb"))) == []
+
+
+REFERENCE = sorted({path.stem for path in (DOCS / "api").glob("*.md")} - {"index"})
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_a_page_of_the_reference_is_listed_and_has_a_table(name):
+    index, page = ((DOCS / "api" / f"{one}.md").read_text(encoding="utf-8") for one in ("index", name))
+    assert f"]({name}.md) |" in index
+    described = re.findall(r"^\.\. auto(?:function|class|exception):: \S+?(\w+)$", page, re.MULTILINE)
+    summary = "".join(re.findall(r"^\.\. autosummary::\n(.*?)\n\n\.\.", page, re.MULTILINE | re.DOTALL))
+    assert "% modules: " in page or (summary and missing(summary, *described) == [])
 
 
 def test_broken_links_are_found(tmp_path):

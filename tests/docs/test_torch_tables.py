@@ -1,4 +1,4 @@
-"""Blocks of the page on PyTorch, of results that are made up."""
+"""Blocks of the page on PyTorch, of random shapes and of the tracer, of results that are made up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pandas as pd
 import pytest
 
-from blocks import torch_tables
+from blocks import memory_page, random_shapes, tables, torch_tables, tracer_page
 from blocks.published import Published
 
 ENVIRONMENT = {
@@ -66,7 +66,7 @@ def test_losses(found):
     add("training", **pd.DataFrame(rows, columns=["way", "step", "loss"]).to_dict("list"))
     text = torch_tables.training(published)
     assert text.startswith("Cross-entropy of 60 steps:")
-    assert lines(text) == ["| torch | 4 | 0.5 | 1.000 |", "| tf32 | 4 | 0.51 | 1.020 |"]
+    assert lines(text) == ["| torch | 4 | 0.5 | 1.000 | 0 |", "| tf32 | 4 | 0.51 | 1.020 | 0.01 |"]
 
 
 def test_calls(found):
@@ -80,4 +80,62 @@ def test_calls(found):
     assert lines(torch_tables.torch_calls(published)) == [
         "| `tiled_sgemm` | 10.0 | 9.9 | 0.0 |",
         "| `override` | 30.0 | – | 20.0 |",
+    ]
+
+
+def test_random_shapes(found):
+    published, add = found
+    ratios = {"ieee_ratio": [0.8, 1.25, 2.0, 1.0], "auto_ratio": [1.0] * 4, "bf16x6_ratio": [0.4, 0.6, 0.5, 2.0]}
+    add("random_products", m=[1, 2, 3, 4], n=5, k=6, layout="NT", aligned=[False, True, True, True], **ratios)
+    text = random_shapes.random_products(published)
+    first, second, third = lines(text)
+    assert first.startswith(
+        "| `ieee`, over cuBLAS SGEMM | 1.19 | ≥ 0.9 | 1 of 4 | `1x5x6 NT unaligned`: 0.8; `4x5x6 NT`: 1;"
+    )
+    assert "| ≥ 0.95 | 0 of 4 |" in second
+    assert "| ≥ 0.5 | 1 of 4 |" in third
+    assert [line for line in text.splitlines() if line.startswith("- ")] == [
+        "- float32 has at least 0.9 of cuBLAS's speed at every shape",
+        "- bf16x6 has at least 0.5 of cuBLAS SGEMM's speed at every shape",
+    ]
+
+
+def test_router_gates(found):
+    published, add = found
+    rows = [(m, n, k, m * n * k / 1e3) for m in (1, 1024) for n in (2, 4) for k in (500, 1000)]
+    columns = pd.DataFrame(rows, columns=["m", "n", "k", "auto_ratio"]).to_dict("list")
+    add("router_gates", **columns, fp32_auto_error=0.0, cublas_error=0.0)
+    text = random_shapes.router_gates(published)
+    assert lines(text) == ["| 1 | 1 to 2 | 2 to 4 |", "| 1,024 | 1.02e+03 to 2.05e+03 | 2.05e+03 to 4.1e+03 |"]
+    assert "(K) of 500 and 1,000" in text
+    assert "No target is missed." in text
+
+
+def test_counts_of_the_tracer(found):
+    published, add = found
+    add("tracer_counted")
+    counts = {"counted": [100, 200, 1000], "traced": [100, 200, 1010], "ratio": [1.0, 1.0, 1.01]}
+    pd.DataFrame({"stage": ["naive", "naive", "thin"], "m": 1, "n": 2, "k": 3, **counts}).to_csv(
+        published.folder / "tracer.csv", index=False
+    )
+    text = tracer_page.tracer(published)
+    assert text.startswith("At 1x2x3, 2 stages have 3 numbers:")
+    assert "2 are equal. The other 1, of `thin`, differ by at most 1 %." in text
+
+
+def test_a_run_that_was_ended():
+    frame = pd.DataFrame({"m": [1], "n": [2], "k": [3]})
+    command = "numba-gemm bench --shape 1,2,3"
+    assert tables.unfinished(frame, {"command": command}) == ""
+    assert "after 1 of 2 shapes" in tables.unfinished(frame, {"command": f"{command} --shape=4,5,6"})
+
+
+def test_rows_of_an_experiment_on_memory():
+    shown = memory_page.Shown("bytes > 1", {"way": "way", "us": "us", "bytes": "bytes", "absent": "absent"})
+    frame = pd.DataFrame({"way": ["a", "b", "c"], "us": [1.0, 2.345, None], "bytes": [1, 2, 4096]})
+    assert memory_page.rows(frame, shown).splitlines() == [
+        "| way | us | bytes |",
+        "| :-- | --: | --: |",
+        "| b | 2.35 | 2 |",
+        "| c | – | 4,096 |",
     ]

@@ -4,10 +4,8 @@ Bottleneck before: a block waits for global memory at the start of every tile, a
 Idea: two buffers for each shared tile. The loads of the next tile are issued into registers before the multiply-adds of
     the current tile. Afterwards they are stored to the buffer that no thread reads, and one barrier ends the tile. A
     prologue fills the first buffer; the last tile is multiplied after the loop. A k-step's products are formed column
-    by column, for which the compiler finds registers with fewer bank conflicts. As long as the k-steps were a loop,
-    every copy checked the edges, and a branch left out the loads behind the last tile, the same kernel in CUDA C, for
-    whole tiles, was 26 % faster at 4096x4096x1024. Counters show why: at 4096 cubed, 1.37 instructions per
-    multiply-add, now 1.13, and 62 % of the FMA pipe, now 75. Now this stage is faster by 1 % (docs/experiments.md).
+    by column, for which the compiler finds registers with fewer bank conflicts. docs/experiments.md compares it with
+    the same kernel in CUDA C.
 Traffic: the same.
 Registers and shared memory: TM*TN accumulators, TM + TN fragments, and BK*(BM + BN)/threads staged floats; 2*BK*(BM +
     BN) floats (16 KB at 128x128x8).

@@ -1,8 +1,8 @@
 """register_prefetch: the fragments of the next k-step are read while the current ones are multiplied.
 
-Bottleneck before: every other k-step starts with reads of shared memory and waits about 30 clocks for them before its
-    first multiply-add. A large thread tile takes so many registers that only two warps fit per scheduler; after a
-    barrier both wait.
+Bottleneck before: every other k-step starts with reads of shared memory and waits for them before its first
+    multiply-add. A large thread tile takes so many registers that only two warps fit per scheduler; after a barrier
+    both wait.
 Idea: two sets of fragments. While one set is multiplied, the fragments of the next k-step are read into the other. The
     first fragments of the next tile are read right after the barrier at the end of the current tile, so that the tile's
     last k-step hides that latency as well.

@@ -14,8 +14,8 @@ Registers and shared memory: TM*TN accumulators and 4*TM floats of A; slots*(BM 
 Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.59, 1.56 and
     1.38 of a copy's bandwidth, 1.06, 2.08 and 1.84 of cuBLAS SGEMM.
 Limits: within a block, the start and end of a tile do not overlap with the next tile; the other blocks of the
-    multiprocessor hide that latency. Operands that are not 16-byte aligned are copied float by float. From 33 rows and
-    columns on, stream_k is mostly faster. The measurement above is of earlier tiles, which took an A along k alone.
+    multiprocessor hide that latency. Operands that are not 16-byte aligned are copied float by float. "auto" considers
+    this stage for up to 32 rows or columns of C.
 """
 
 from functools import lru_cache

@@ -3,10 +3,8 @@
 Bottleneck before: every copy and every read of A moves 4 bytes per instruction.
 Idea: one instruction moves four adjacent elements of a row. A thread copies vectors of four and reads its fragments
     four at a time: those of B along a row, those of A along K, so that one pass over A's rows serves four k-steps. All
-    k-steps of a tile are unrolled into straight-line code. As long as the k-steps were a loop and every copy checked
-    the edges, the same kernel in CUDA C, for whole tiles, was 9 % faster at 4096x4096x1024. Counters show why: at 4096
-    cubed, 1.19 instructions per multiply-add, now 1.11, and 49 % of the FMA pipe, now 56. Now this stage is faster
-    (docs/experiments.md).
+    k-steps of a tile are unrolled into straight-line code. With the k-steps in a loop and a check of the edges at every
+    copy, it was slower than the same kernel in CUDA C (docs/experiments.md).
 Traffic: the same bytes; global memory and A's fragments take a quarter of the instructions. Operands with odd extents,
     odd strides or unaligned rows are copied by 32-bit accesses instead (``fit`` is ANY); the shared tiles are read as
     vectors either way. Copies of whole tiles (WHOLE) need no check of the edges, which a block would wait for in every

@@ -15,11 +15,10 @@ Registers and shared memory: TM*TN accumulators (128), TM + TN fragments and the
 Measured: 48.3 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.94 of cuBLAS SGEMM and 1.00 times double_buffered; 208
     registers per thread, 76.1 % of the FMA pipe, 2.3 % excess shared wavefronts.
 Limits: one block of eight warps has an SM to itself, two warps per scheduler. When both wait for fragments, nothing is
-    multiplied: after every barrier, and at every other k-step. By itself, the larger tile gains nothing here. Counters
-    show why this stage is level with double_buffered: it executes 2 % fewer instructions, and a sixth fewer wavefronts
-    of shared memory. But with 208 registers per thread instead of 128, half as many warps fit, and instructions are
-    issued in 83 % of the slots instead of 85. What is left of the gain is lost at the end, where larger tiles leave SMs
-    idle for longer.
+    multiplied: after every barrier, and at every other k-step. By itself, the larger tile gains little. Counters show
+    why (docs/experiments.md): this stage executes fewer instructions and wavefronts of shared memory than
+    double_buffered, but with more registers per thread half as many warps fit, and instructions are issued in fewer of
+    the slots. At the end, larger tiles leave SMs idle for longer.
 """
 
 from numba import cuda, float32, uint32

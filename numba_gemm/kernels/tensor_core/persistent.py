@@ -1,7 +1,7 @@
 """persistent: blocks that compute several tiles, and sums that keep their last bits.
 
 Bottleneck before: each block sets up barriers, waits for its first slots, and stores its tile while its tensor cores
-    idle. In sums of one sign, the truncation that remains adds up to 7e-8 of the sum.
+    idle. In sums of one sign, the truncation that remains adds up.
 Idea: as many blocks as the GPU has multiprocessors, each of which computes one tile after another. Tiles are visited in
     groups of rows, so that those computed at the same time share operands in the L2 cache. The next tile's slots are
     fetched while the current tile is stored. The sum of the leading products is kept apart from that of the rests
@@ -13,9 +13,9 @@ Registers and shared memory: up to three sums of a warpgroup's tile, 240 registe
 Measured: 133.6 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.70 of cuBLAS SGEMM, in turns and 1.00 times
     fresh_sums, decomposition not counted; 168 registers per thread; of positive operands the median error over |A| @
     |B| is 2.1e-08.
-Limits: additions. Instructions show why this stage is slower than fresh_sums: for each slot, a thread executes 448 of
-    them instead of 64, beside the same 24 matrix instructions. Then the power limit, under which clocks fall to
-    1.7 GHz, and bytes from the L2 cache: see docs/experiments.md.
+Limits: additions. Instructions show why this stage is no faster than fresh_sums: for each slot, a thread executes 448
+    of them instead of 64, beside the same 24 matrix instructions. Then the power limit, under which clocks fall, and
+    bytes from the L2 cache: see docs/experiments.md.
 """
 
 from numba import cuda, float32, int64, uint32

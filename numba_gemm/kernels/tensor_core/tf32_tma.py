@@ -1,6 +1,6 @@
 """tf32_tma: operands are multiplied as they are in memory.
 
-Bottleneck before: rearranging the operands takes up to a fifth of the time of a product of one part per element.
+Bottleneck before: rearranging the operands takes much of the time of a product of one part per element.
 Idea: tensor maps. A copy fetches a box of the matrix itself, rounds it to TF32, and places its rows where the matrix
     instruction expects them. In shared memory, that instruction needs operands that are contiguous along k. It can also
     take the rows of its first operand from registers, which threads load in any order, so only one of the operands must

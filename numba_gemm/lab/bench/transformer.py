@@ -68,7 +68,7 @@ def compiled(torch: Any, block: Any, name: str) -> Any:
     external: Any = name.partition(", external ")[2]
     if not external:
         return torch.compile(block)
-    # Beside cuBLAS; Triton's float32 kernels took twice as long (2048x8192x2048), and minutes to measure.
+    # Beside cuBLAS; Triton's float32 kernels are slower, and take minutes to measure (docs/experiments.md).
     options = {
         "max_autotune": True,
         "max_autotune_gemm_backends": "ATEN",

@@ -1,0 +1,56 @@
+"""Blocks of the page of benchmarks: random shapes, and router gates."""
+
+from collections.abc import Mapping
+from statistics import geometric_mean
+from typing import Any
+
+import pandas as pd
+
+from blocks.published import Published, missed, source
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.random_products import LEAST, RANDOM_PRODUCTS, ROUTER_GATES
+from numba_gemm.lab.bench.tables import Table, significant
+
+WORST = 3  # shapes to name
+COMPARED = {
+    "ieee_ratio": "`ieee`, over cuBLAS SGEMM",
+    "auto_ratio": "`fp32_auto`, over the faster of cuBLAS SGEMM and `ieee`",
+    "bf16x6_ratio": "`bf16x6`, over cuBLAS SGEMM",
+}
+
+
+def random_products(found: Published) -> str:
+    """Table of the speeds at random shapes, by precision, with the worst shapes."""
+    rows, how = found.measured("random_products")
+    lines = []
+    for ratio, what in COMPARED.items():
+        worst = sorted(rows, key=lambda row: float(row[ratio]))[:WORST]
+        below = sum(row[ratio] < LEAST[ratio] for row in rows)
+        mean, named = geometric_mean(row[ratio] for row in rows), "; ".join(described(row, ratio) for row in worst)
+        lines.append([what, significant(mean), f"≥ {LEAST[ratio]:g}", f"{below} of {len(rows)}", named])
+    headers = ["speed", "geometric mean", "required of each", "shapes below that", f"the {WORST} least"]
+    made = Table("", headers, lines, left=[headers[0], headers[-1]]).markdown()
+    return "\n\n".join([made, missed(RANDOM_PRODUCTS.claims(pd.DataFrame(rows))), source(how)])
+
+
+def described(row: Mapping[str, Any], ratio: str) -> str:
+    """Return a random shape in words, with its ratio."""
+    shape = f"{Shape(row['m'], row['n'], row['k'])} {row['layout']}"
+    return f"`{shape}{'' if row['aligned'] else ' unaligned'}`: {significant(row[ratio])}"
+
+
+def router_gates(found: Published) -> str:
+    """Table of the speeds of router gates over PyTorch, by tokens and experts."""
+    rows, how = found.measured("router_gates")
+    frame = pd.DataFrame(rows)
+    least, most = (
+        frame.pivot_table(index="m", columns="n", values="auto_ratio", aggfunc=name) for name in ("min", "max")
+    )
+    lines = [
+        [f"{m:,}", *(f"{significant(low)} to {significant(high)}" for low, high in zip(least.loc[m], most.loc[m]))]
+        for m in least.index
+    ]
+    made = Table("", ["tokens (M)", *(f"{n} experts (N)" for n in least.columns)], lines).markdown()
+    depths = " and ".join(f"{k:,}" for k in sorted(frame["k"].unique()))
+    said = f"Speed of `fp32_auto` over PyTorch in float32, for widths (K) of {depths} and both types of activations:"
+    return "\n\n".join([said, made, missed(ROUTER_GATES.claims(frame)), source(how)])
