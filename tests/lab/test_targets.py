@@ -13,6 +13,8 @@ import pytest
 import numba_gemm
 from numba_gemm.kernels.stage import IEEE
 from numba_gemm.lab.__main__ import main
+from numba_gemm.lab.bench import experiment as bench
+from numba_gemm.lab.bench import results
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS, ERROR, OK, WRONG
 from numba_gemm.lab.bench.run import Outcome
@@ -33,6 +35,7 @@ from numba_gemm.lab.bench.targets.verdicts import targets
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.nvml import ClockSamples
 from numba_gemm.runtime.timing import Samples
+from numba_gemm.simulator import switch
 
 COLUMNS = ["group", "case", "m", "n", "k", "layout", "batch", "us", "tflops", "baseline", "cublas_via"]
 COLUMNS += ["baseline_us", "ratio", "target", "status", "error_in_bounds", "rounds", "sm_clock_mhz", "throttle", "note"]
@@ -347,6 +350,30 @@ class TestMeasurement:
                     assert row["status"] == ERROR
                     assert row["note"]
                     assert group in ("batched", "epilogue") or "cupy arrays" in case.name
+
+
+class TestPrecisions:
+    @pytest.fixture
+    def recorded(self, monkeypatch):
+        monkeypatch.setattr(switch, "SIMULATOR", False)
+        return results.load(LATEST / "precisions")[0]
+
+    def test_the_benchmark_judges_them(self, recorded):
+        """Each target is judged, and missed if its geometric mean is too small."""
+        claims = bench.EXPERIMENT.claims(recorded)
+        whats = [target.what for target in verdicts.PRECISION_TARGETS]
+        assert [sentence.partition(": ")[0] for sentence in claims] == [bench.CORRECT, *whats]
+        for factor, met in ((10.0, True), (0.1, False)):
+            faster = recorded.assign(steady_ratio_to_cublas=factor * recorded["steady_ratio_to_cublas"])
+            auto = faster["stage"] == "auto"
+            faster.loc[auto, "steady_us"] /= factor
+            assert set([*bench.EXPERIMENT.claims(faster).values()][1:]) == {met}
+
+    def test_a_few_shapes_are_not_judged(self, recorded):
+        few = recorded[(recorded["m"] == 4096) | (recorded["m"] == 512)]
+        assert list(bench.EXPERIMENT.claims(few)) == [bench.CORRECT]
+        without = recorded[recorded["stage"] != CUBLAS].assign(steady_ratio_to_cublas=math.nan)
+        assert list(bench.EXPERIMENT.claims(without)) == [bench.CORRECT]
 
 
 class TestCommandLine:
