@@ -420,7 +420,7 @@ class HostCopies:
 def pretend(monkeypatch):
     def make(**properties) -> Pretended:
         device = Pretended(**properties)
-        for module in (movement, pinned_memory, zero_copy):
+        for module in (movement, pinned_memory, timing, zero_copy):
             monkeypatch.setattr(module, "call", device.call)
         monkeypatch.setattr(movement, "device_array", device.device_array)
         monkeypatch.setattr(machine, "streams", device.streams)

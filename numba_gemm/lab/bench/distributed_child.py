@@ -17,7 +17,7 @@ from numba_gemm.distributed import explain, model, sgemm
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.distributed import BLOCKS, BY_ROWS, COLS, PLACEMENTS, ROWS, largest_correct
-from numba_gemm.lab.bench.steady import elapsed
+from numba_gemm.runtime.timing import elapsed
 from numba_gemm.simulator.switch import SIMULATOR
 from numba_gemm.torch.operators import compute_into
 
@@ -45,13 +45,8 @@ def seconds_per_call(call: Call, seconds: float) -> float:
     """Return the seconds per call of the slowest rank: of as many calls as fill the time, after as many others."""
     call()
     count = max(1, int(seconds / largest(elapsed(call, synchronize))))
-
-    def batch() -> None:
-        for _ in range(count):
-            call()
-
-    _, taken = (elapsed(batch, synchronize) for _ in range(2))  # the second time counts
-    return largest(taken / count)
+    _, taken = (elapsed(call, synchronize, count) for _ in range(2))  # the second time counts
+    return largest(taken)
 
 
 def by_addmm(out: Any, a: Any, b: Any, alpha: float, beta: float, precision: str) -> None:

@@ -27,7 +27,7 @@ from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime import ahead
-from numba_gemm.runtime.timing import time_alone
+from numba_gemm.runtime.timing import plain_call_us, time_alone
 
 LAYOUTS: Final = ("NN", "NT", "TN", "TT")  # one letter each for A and B; T is the transpose of a row-major matrix
 MOST_FLOPS = 4e12
@@ -174,7 +174,7 @@ def alone(stream: int, call: Callable[[], Any], graphs: bool = True) -> tuple[fl
     spans = time_alone(on_stream(call), stream=stream, max_repeats=400, graphs=graphs)
     with contextlib.closing(spans):
         us, *_ = steady.window(spans, WINDOW_S)
-    return us, steady.plain_call_us(on_stream(call), stream, us, CALLS_S, MOST_CALLS)
+    return us, plain_call_us(on_stream(call), stream, us, CALLS_S, MOST_CALLS)
 
 
 def claims_of_random(frame: pd.DataFrame) -> dict[str, Any]:

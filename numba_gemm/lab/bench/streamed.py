@@ -12,7 +12,6 @@ import functools
 import math
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,13 +22,13 @@ import pandas as pd
 from cuda.bindings import driver
 
 from numba_gemm.api import tiled_sgemm
-from numba_gemm.lab.bench.steady import elapsed
 from numba_gemm.lab.harness.environment import LAUNCHES
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.lab.harness.nvml import repeating
 from numba_gemm.models.accuracy import ieee_bound
 from numba_gemm.runtime.driver import device_scope
 from numba_gemm.runtime.pinned_memory import pinned
+from numba_gemm.runtime.timing import elapsed, no_wait
 from numba_gemm.streaming import blocking_of, expected_time, streamed_sgemm
 
 ON_DEVICE = "on the device"
@@ -165,9 +164,7 @@ def timed(
     difference, own, spans = inside.largest_difference(c), list[float](), list[float]()
     for _ in range(repeats if difference <= most_difference(a.shape[1]) else 0):
         own.append(inside.seconds(how["precision"]))
-        begin = time.perf_counter()
-        streamed_sgemm(a, b, c, **how)
-        spans.append(time.perf_counter() - begin)
+        spans.append(elapsed(functools.partial(streamed_sgemm, a, b, c, **how), no_wait))
     return own, {
         "precision": how["precision"],
         "memory_limit": how["memory_limit"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,14 +18,13 @@ from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import Bound
 from numba_gemm.lab.bench.results import CUBLAS, OK, WRONG
 from numba_gemm.lab.bench.run import Outcome, Plan, time_on_device
-from numba_gemm.lab.bench.steady import elapsed
 from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.command import SEED_BITS
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.nvml import ClockSamples, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime import ahead
-from numba_gemm.runtime.timing import Samples, host_time_us
+from numba_gemm.runtime.timing import Samples, elapsed, host_time_us, no_wait
 from numba_gemm.simulator.switch import SIMULATOR
 
 OURS = "ours"
@@ -258,9 +256,7 @@ def timed_once(rig: Rig, contender: Contender) -> Samples:
         if len(spent) == len(contender.turns) // 2:
             ahead.wait_until_idle()
         rig.synchronize()
-        begin = time.perf_counter()
-        turn.call()
-        spent.append((time.perf_counter() - begin) * 1e6)
+        spent.append(1e6 * elapsed(turn.call, no_wait))
     return Samples(np.array(spent[len(spent) // 2 :]))
 
 
