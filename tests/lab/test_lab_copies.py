@@ -430,7 +430,7 @@ def pretend(monkeypatch):
         monkeypatch.setattr(machine, "verify", np.testing.assert_array_equal)
         monkeypatch.setattr(movement, "mapped", lambda host: host)
         monkeypatch.setattr(transfers, "link", lambda: (5, 16))
-        for module in (timing, overlap, transfers):
+        for module in (timing, transfers):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=device.clock))
         monkeypatch.setattr(transfers, "np", HostCopies(device))
 

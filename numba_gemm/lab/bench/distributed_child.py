@@ -81,18 +81,11 @@ def sampled_error(a: Any, b: Any, c: Any) -> float:
     return largest(float(error.nan_to_num(nan=math.inf).max()))
 
 
-class Divided:
-    """Elements of the product of two divided matrices, to compare with."""
-
-    def __init__(self, shape: Shape, a: Any, b: Any, placed: Sequence[str]) -> None:
-        self.rows, self.cols, all_of_k = chosen(shape.m), chosen(shape.n), torch.arange(shape.k, device=DEVICE)
-        self.a = gathered(a, placed[0], self.rows, all_of_k)
-        self.b = gathered(b, placed[1], all_of_k, self.cols)
-        self.placed = placed[2]
-
-    def error(self, c: Any) -> float:
-        """Return the largest error of a divided result."""
-        return sampled_error(self.a, self.b, gathered(c, self.placed, self.rows, self.cols))
+def comparison(shape: Shape, a: Any, b: Any, placed: Sequence[str]) -> Callable[[Any], float]:
+    """Return the function that returns the largest error of a divided result, from shards of A and B."""
+    rows, cols, all_of_k = chosen(shape.m), chosen(shape.n), torch.arange(shape.k, device=DEVICE)
+    x, y = gathered(a, placed[0], rows, all_of_k), gathered(b, placed[1], all_of_k, cols)
+    return lambda c: sampled_error(x, y, gathered(c, placed[2], rows, cols))
 
 
 def shard(n: int, placed: str) -> Any:
@@ -115,17 +108,18 @@ def measured(name: str, n: int, precision: str, *, seconds: float) -> dict[str, 
     mesh = init_device_mesh(DEVICE, (world, 1) if name == BLOCKS else (world,))
     arguments = {"placements": used[:2], "out_placements": used[2], "precision": precision, "mesh": mesh}
     flops = 2.0 * n**3 / world
-    truth, errors, most = Divided(Shape(n, n, n), a, b, placed), list[float](), largest_correct(precision, n)
+    divided_error, errors = comparison(Shape(n, n, n), a, b, placed), list[float]()
 
     def together() -> None:
         sgemm.distributed_sgemm(a, b, out, **arguments)
 
-    def tflops(call: Call, result: Any = out, error: Callable[[Any], float] = truth.error) -> float:
+    def tflops(call: Call, result: Any = out, error: Callable[[Any], float] = divided_error) -> float:
         """Verify a call, then time it; NaN if its result is wrong."""
         result.fill_(math.nan)
         found = call()
         errors.append(error(found.to_local() if isinstance(found, DTensor) else result))
-        return flops / seconds_per_call(call, seconds) / 1e12 if errors[-1] <= most else math.nan
+        correct = errors[-1] <= largest_correct(precision, n)
+        return flops / seconds_per_call(call, seconds) / 1e12 if correct else math.nan
 
     # The same product on one GPU: the sums of a part of C over all of K.
     x, y, c = (torch.randn(shape, device=DEVICE) for shape in ((out.shape[0], n), (n, out.shape[1]), out.shape))
@@ -168,7 +162,7 @@ def large(m: int, n: int, k: int, precision: str) -> dict[str, Any]:
     out = torch.full((m // world, n), math.nan, device=DEVICE)
     product = functools.partial(sgemm.distributed_sgemm, a, b, out, precision=precision)  # type: ignore[arg-type]
     product()
-    error = Divided(Shape(m, n, k), a, b, PLACEMENTS[BY_ROWS]).error(out)
+    error = comparison(Shape(m, n, k), a, b, PLACEMENTS[BY_ROWS])(out)
     correct = error <= largest_correct(precision, k)
     return {
         **described(BY_ROWS, Shape(m, n, k), precision),

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from numba import cuda
 from numba_gemm.device.units import ceil_div
 from numba_gemm.lab.harness.pictures import COLOURS, bars, curves, panels
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.runtime.timing import Call, call_ms, host_us, span_ms
+from numba_gemm.runtime.timing import Call, call_ms, elapsed, host_us, no_wait, span_ms
 
 BLOCK = 256
 TIMELINE_STREAMS = 4
@@ -199,10 +198,8 @@ def measure_host(bench: Bench, host_turns: int) -> Rows:
     pinned, pageable = (movement.copying(bench.data, source) for source in (bench.source, np.array(bench.source)))
 
     def run(copy: Call, wait: bool) -> None:
-        begin = time.perf_counter()
-        copy(stream)
-        compute(stream)
-        returned.append(1e3 * (time.perf_counter() - begin))
+        work = functools.partial(movement.in_sequence([copy, compute]), stream)
+        returned.append(1e3 * elapsed(work, no_wait))
         if wait:
             movement.finish(stream)
         host_work(counter, host_turns)

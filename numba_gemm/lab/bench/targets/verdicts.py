@@ -117,13 +117,11 @@ def is_large_cube(row: Row) -> bool:
     return bool(row["m"] == row["n"] == row["k"] >= 4096)
 
 
-def is_from_2048(row: Row) -> bool:
-    """Return True for large cubes and for large products of the seed shapes' K."""
+def _from_2048(row: Row) -> bool:
     return bool(row["m"] >= 2048 and (row["m"] == row["n"] == row["k"] or row["k"] == 1024))
 
 
-def is_small(row: Row) -> bool:
-    """Return True for small products of the seed shapes."""
+def _small(row: Row) -> bool:
     return bool(512 <= row["m"] == row["n"] <= 1536 and row["k"] == 1024)
 
 
@@ -132,10 +130,10 @@ def _mean(what: str, least: float, rows: Callable[[Row], bool], column: str = "r
 
 
 PRECISION_TARGETS = {
-    _mean("`bf16x6` against cuBLAS SGEMM, from 2048 on", 2.3, is_from_2048): "bf16x6",
-    _mean("`fp16x3` against cuBLAS SGEMM, from 2048 on", 3.6, is_from_2048): "fp16x3",
-    _mean("`bf16x6`, M = N from 512 to 1536, K = 1024", 1.3, is_small): "bf16x6",
-    _mean("`fp16x3`, M = N from 512 to 1536, K = 1024", 1.3, is_small): "fp16x3",
+    _mean("`bf16x6` against cuBLAS SGEMM, from 2048 on", 2.3, _from_2048): "bf16x6",
+    _mean("`fp16x3` against cuBLAS SGEMM, from 2048 on", 3.6, _from_2048): "fp16x3",
+    _mean("`bf16x6`, M = N from 512 to 1536, K = 1024", 1.3, _small): "bf16x6",
+    _mean("`fp16x3`, M = N from 512 to 1536, K = 1024", 1.3, _small): "fp16x3",
     _mean("`tf32` against cuBLAS TF32, cubes from 4096 on", 0.95, is_large_cube, "ratio_to_same_precision"): "tf32",
     _mean("`bf16` against cuBLAS BF16, cubes from 4096 on", 0.95, is_large_cube, "ratio_to_same_precision"): "bf16",
 }
