@@ -137,35 +137,58 @@ def _repeated(enqueue: Call, stream: int, repeats: int, graphs: bool) -> _Graph 
         return _Launches(enqueue, repeats)
 
 
-class _Stopwatch:
-    """Two events around some work on a stream, and one for the end of each other stream that the work uses."""
+class Events(contextlib.ExitStack):
+    """Timing events by name, the first ones created now, others on first use; freed at the end of a ``with`` block."""
+
+    def __init__(self, *names: Any) -> None:
+        super().__init__()
+        self._events: dict[Any, Any] = {}
+        for name in names:
+            self._create(name)
+
+    def _create(self, name: Any) -> None:
+        self._events[name] = call(driver.cuEventCreate, 0)
+        self.callback(call, driver.cuEventDestroy, self._events[name])
+
+    def record(self, name: Any, stream: int) -> None:
+        """Record an event under a name on a stream."""
+        if name not in self._events:
+            self._create(name)
+        call(driver.cuEventRecord, self._events[name], stream)
+
+    def wait(self, name: Any, stream: int) -> None:
+        """Make a stream wait for the event of that name."""
+        call(driver.cuStreamWaitEvent, stream, self._events[name], 0)
+
+    def ms(self, begin: Any, end: Any) -> float:
+        """Milliseconds from one event to another; waits for the second."""
+        call(driver.cuEventSynchronize, self._events[end])
+        return float(call(driver.cuEventElapsedTime, self._events[begin], self._events[end]))
+
+
+class _Stopwatch(Events):
+    """Events around some work on a stream, and at the end of each other stream that the work uses."""
 
     def __init__(self, stream: int, others: Sequence[int] = ()):
+        super().__init__("begin", *others, "end")
         self.stream, self.others = stream, others
-        self.events = [call(driver.cuEventCreate, 0) for _ in range(2 + len(others))]
 
     def time_us(self, work: Call, lead: bool = False) -> float:
-        """Return the duration of some work; a lead is the same work before it, untimed, which hides its launch.
+        """Return the duration of some work, for whose begin and end all streams wait.
 
-        The work of other streams begins and ends with it.
+        A lead is the same work before it, untimed, which hides its launch.
         """
-        begin, end, *ends = self.events
         if lead:
             work(self.stream)
-        call(driver.cuEventRecord, begin, self.stream)
+        self.record("begin", self.stream)
         for other in self.others:
-            call(driver.cuStreamWaitEvent, other, begin, 0)
+            self.wait("begin", other)
         work(self.stream)
-        for other, its_end in zip(self.others, ends, strict=True):
-            call(driver.cuEventRecord, its_end, other)
-            call(driver.cuStreamWaitEvent, self.stream, its_end, 0)
-        call(driver.cuEventRecord, end, self.stream)
-        call(driver.cuEventSynchronize, end)
-        return float(call(driver.cuEventElapsedTime, begin, end)) * 1e3
-
-    def close(self) -> None:
-        for event in self.events:
-            call(driver.cuEventDestroy, event)
+        for other in self.others:
+            self.record(other, other)
+            self.wait(other, self.stream)
+        self.record("end", self.stream)
+        return 1e3 * self.ms("begin", "end")
 
 
 def _filling(
@@ -298,7 +321,7 @@ def time_interleaved(
 
 def span_ms(streams: Sequence[int], work: Callable[[], object], rounds: int) -> float:
     """Median milliseconds from a common start of streams to the end of work enqueued on them, after an untimed span."""
-    with contextlib.closing(_Stopwatch(streams[0], streams[1:])) as stopwatch:
+    with _Stopwatch(streams[0], streams[1:]) as stopwatch:
         _, *spans = (stopwatch.time_us(lambda _: work()) for _ in range(rounds + 1))
     return statistics.median(spans) / 1e3
 

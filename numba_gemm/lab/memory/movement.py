@@ -1,4 +1,4 @@
-"""Copies by the driver, their buffers, and events of several streams. Not for the simulator."""
+"""Copies by the driver, and their buffers and streams. Not for the simulator."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -96,30 +96,6 @@ class Scope(ExitStack):
 def mapped(host: np.ndarray) -> Any:
     """View a page-locked float32 array as a device array, by its device pointer."""
     return view(int(call(driver.cuMemHostGetDevicePointer, host.ctypes.data, 0)), host.size)
-
-
-class Events(ExitStack):
-    """Timing events, created on first use of a name; freed at the end of a ``with`` block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._events: dict[Any, Any] = {}
-
-    def record(self, name: Any, stream: int) -> None:
-        """Record an event under a name on a stream."""
-        if name not in self._events:
-            self._events[name] = call(driver.cuEventCreate, 0)
-            self.callback(call, driver.cuEventDestroy, self._events[name])
-        call(driver.cuEventRecord, self._events[name], stream)
-
-    def wait(self, name: Any, stream: int) -> None:
-        """Make a stream wait for the event of that name."""
-        call(driver.cuStreamWaitEvent, stream, self._events[name], 0)
-
-    def ms(self, begin: Any, end: Any) -> float:
-        """Milliseconds from one event to another; waits for the second."""
-        call(driver.cuEventSynchronize, self._events[end])
-        return float(call(driver.cuEventElapsedTime, self._events[begin], self._events[end]))
 
 
 def in_sequence(calls: Iterable[Call]) -> Call:

@@ -14,7 +14,7 @@ from numba import cuda
 from numba_gemm.device.units import ceil_div
 from numba_gemm.lab.harness.pictures import COLOURS, bars, curves, panels
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.runtime.timing import Call, call_ms, elapsed, host_us, no_wait, span_ms
+from numba_gemm.runtime.timing import Call, Events, call_ms, elapsed, host_us, no_wait, span_ms
 
 BLOCK = 256
 TIMELINE_STREAMS = 4
@@ -171,7 +171,7 @@ def measure_staged(bench: Bench, part: str, elements: int, turns: Sequence[int],
 def measure_timeline(bench: Bench) -> Rows:
     """Yield start and end of each copy and kernel of one staged run."""
     parts = bench.parts(bench.source.size, TIMELINE_STREAMS, bench.turns)
-    with movement.Events() as events:
+    with Events() as events:
         for _ in range(2):  # the first run only creates the events
             bench.clear()
             events.record("start", bench.streams[0])
