@@ -66,7 +66,7 @@ def gathered(own: Any, placed: str, rows: Any, cols: Any) -> Any:
     local = rows - dist.get_rank() * len(own)
     here = (local >= 0) & (local < len(own))
     found = own.new_zeros(len(rows), len(cols))
-    found[here] = own[local[here]][:, cols]
+    found[here] = own[local[here][:, None], cols]
     dist.all_reduce(found)
     return found
 
