@@ -10,11 +10,11 @@ from typing import Any
 import pandas as pd
 
 from blocks import published
-from blocks.published import ASIDE, LADDER_SHAPE, Published, ReadmeError, Rows, alone, tflops
+from blocks.published import ASIDE, LADDER_SHAPE, Published, ReadmeError, Rows, tflops
 from numba_gemm.kernels import STAGES
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.counters import COUNTERS, KEY, TOTAL, WAVEFRONTS
-from numba_gemm.lab.bench.results import AUTO, CUBLAS, OK, dictionaries, fastest
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, OK, alone, dictionaries, fastest
 from numba_gemm.lab.bench.tables import number, significant
 from numba_gemm.lab.bench.targets.groups import COPY
 from numba_gemm.lab.bench.tensor_ladder import DECOMPOSE

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.results import CUBLAS, EXTENTS, FAILURES, NOT_STAGES, dictionaries, load, records
+from numba_gemm.lab.bench.results import FAILURES, NOT_STAGES, dictionaries, load, records
 from numba_gemm.lab.bench.tables import Column, significant
 from numba_gemm.lab.bench.tensor_ladder import DECOMPOSE
 from numba_gemm.lab.harness.environment import GRAPHS, caption
@@ -55,18 +55,6 @@ class Published:
         """Return the rows of `numba_gemm.lab.bench.tensor_ladder`, by stage in ladder order, and their environment."""
         rows, how = self.measured("tensor_ladder", folder=PRECISIONS_FOLDER)
         return {str(row["stage"]): row for row in rows}, how
-
-
-def alone(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that were measured alone, with these times, speeds and ratios in place of those in turns."""
-    found = frame[frame["steady_us"].notna()].copy()
-    found["median_us"], found["gflops"] = found["steady_us"], found["steady_gflops"]
-    found["ratio_to_cublas"] = found["steady_ratio_to_cublas"]
-    keys = ["precision", *EXTENTS, "layout", "cache"]
-    baselines = found[found["stage"] == CUBLAS].drop_duplicates(keys).set_index(keys)["steady_us"]
-    theirs = baselines.reindex(pd.MultiIndex.from_frame(found[keys])).to_numpy()
-    found["ratio_to_same_precision"] = theirs / found["steady_us"]
-    return found
 
 
 def rows_at(frame: pd.DataFrame, shape: Shape) -> Rows:

@@ -9,11 +9,12 @@ from typing import Any
 import pandas as pd
 
 from blocks import published
-from blocks.published import Published, ReadmeError, alone, code, source, spelled, tflops
+from blocks.published import Published, ReadmeError, code, source, spelled, tflops
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, fastest, records
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, alone, fastest, records
 from numba_gemm.lab.bench.tables import MISSING, Column, Table, figure, number, significant, table, text
 from numba_gemm.lab.bench.targets.experiment import EXPERIMENT as TARGETS
+from numba_gemm.lab.bench.targets.verdicts import PRECISION_TARGETS, is_large_cube, precision_verdicts
 from numba_gemm.lab.bench.tensor_ladder import DECOMPOSE
 from numba_gemm.lab.harness.environment import device_name
 
@@ -122,18 +123,6 @@ PRECISION_SHAPES = (
     *(Shape(4096, 4096, 4096), Shape(8192, 8192, 8192)),
 )
 SUMMARISED = ("bf16x6", "fp16x3", "tf32")  # the precisions that most users choose from
-LARGE_SHAPES = "m >= 2048 and (m == n == k or k == 1024)"
-SMALL_SHAPES = "512 <= m <= 1536 and m == n and k == 1024"
-CUBES = "m >= 4096 and m == n == k"
-# Of speed ratios: the target, the precision, their column, the shapes, and the geometric mean that is required.
-PRECISION_TARGETS = (
-    ("`bf16x6` against cuBLAS SGEMM, from 2048 on", "bf16x6", "ratio_to_cublas", LARGE_SHAPES, 2.3),
-    ("`fp16x3` against cuBLAS SGEMM, from 2048 on", "fp16x3", "ratio_to_cublas", LARGE_SHAPES, 3.6),
-    ("`bf16x6`, M = N from 512 to 1536, K = 1024", "bf16x6", "ratio_to_cublas", SMALL_SHAPES, 1.3),
-    ("`fp16x3`, M = N from 512 to 1536, K = 1024", "fp16x3", "ratio_to_cublas", SMALL_SHAPES, 1.3),
-    ("`tf32` against cuBLAS TF32, cubes from 4096 on", "tf32", "ratio_to_same_precision", CUBES, 0.95),
-    ("`bf16` against cuBLAS BF16, cubes from 4096 on", "bf16", "ratio_to_same_precision", CUBES, 0.95),
-)
 
 
 def precisions(found: Published) -> str:
@@ -191,22 +180,25 @@ def precision_summary(found: Published) -> str:
 def precision_targets(found: Published) -> str:
     """Table of the precisions' targets and measurements."""
     frame, how = found.precisions
-    timed, lines = fastest(alone(frame)), []
-    for what, precision, column, shapes, required in PRECISION_TARGETS:
-        rows = records(timed[(timed["stage"] == AUTO) & (timed["precision"] == precision)].query(shapes))
-        if not rows:
-            raise ReadmeError(f"{found.precisions_folder} holds no shapes for: {what}")
-        mean, worst = geometric_mean(row[column] for row in rows), min(rows, key=lambda row: float(row[column]))
-        said = published.reached(mean, mean >= required)
-        lines.append([what, str(len(rows)), f"≥ {required:g}", said, f"`{worst['shape']}`: {worst[column]:.3g}"])
+    judged = precision_verdicts(frame)
+    if len(judged) < len(PRECISION_TARGETS):
+        raise ReadmeError(f"{found.precisions_folder} holds too few shapes for its targets")
+    lines = [
+        [
+            *(row["what"], str(row["cases"]), f"≥ {row['at_least']:g}"),
+            *(published.reached(row["value"], row["met"]), f"`{row['worst']}`: {row['least']:.3g}"),
+        ]
+        for row in judged
+    ]
     headers = ["target", "shapes", "required", "geometric mean", "least"]
     made = Table("", headers, lines, left=["target", "least"]).markdown()
-    return "\n\n".join([made, *filter(None, [accuracy_line(found), given_line(timed)]), source(how)])
+    return "\n\n".join([made, *filter(None, [accuracy_line(found), given_line(fastest(alone(frame)))]), source(how)])
 
 
 def given_line(timed: pd.DataFrame) -> str:
     """Sentence about cuBLAS on operands that are already BF16; empty if that was not measured."""
-    cubes = timed[timed["precision"] == "bf16"].query(CUBES).pivot(index="m", columns="stage", values="median_us")
+    rows = pd.DataFrame([row for row in records(timed) if row["precision"] == "bf16" and is_large_cube(row)])
+    cubes = rows.pivot(index="m", columns="stage", values="median_us")
     ratios = cubes[GIVEN_BF16] / cubes[AUTO] if {GIVEN_BF16, AUTO} <= {*cubes.columns} else pd.Series()
     if ratios.dropna().empty:
         return ""

@@ -1,5 +1,7 @@
 """Timing of products: replays of CUDA graphs between events, contenders in turn or one alone.
 
+All times are measured by the functions of this module: of the device by events, of the host by its clock.
+
 A graph of one call's repeats leaves out what launching costs the host, the same for every contender. A library that
 cannot be captured into one is launched repeatedly instead, which shows where its calls are short. Contenders take
 turns, one round each after the other, so that a clock that drifts slows all alike.
@@ -8,9 +10,11 @@ turns, one round each after the other, so that a clock that drifts slows all ali
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +23,7 @@ from cuda.bindings import driver
 from ..device.units import ceil_div
 from ..simulator.switch import SIMULATOR
 from . import ahead
+from .device import synchronize
 from .driver import call
 
 Call = Callable[[int], object]
@@ -132,27 +137,58 @@ def _repeated(enqueue: Call, stream: int, repeats: int, graphs: bool) -> _Graph 
         return _Launches(enqueue, repeats)
 
 
-class _Stopwatch:
-    """Two events around some work on a stream."""
+class Events(contextlib.ExitStack):
+    """Timing events by name, the first ones created now, others on first use; freed at the end of a ``with`` block."""
 
-    def __init__(self, stream: int):
-        self.stream = stream
-        self.events = [call(driver.cuEventCreate, 0) for _ in range(2)]
+    def __init__(self, *names: Any) -> None:
+        super().__init__()
+        self._events: dict[Any, Any] = {}
+        for name in names:
+            self._create(name)
+
+    def _create(self, name: Any) -> None:
+        self._events[name] = call(driver.cuEventCreate, 0)
+        self.callback(call, driver.cuEventDestroy, self._events[name])
+
+    def record(self, name: Any, stream: int) -> None:
+        """Record an event under a name on a stream."""
+        if name not in self._events:
+            self._create(name)
+        call(driver.cuEventRecord, self._events[name], stream)
+
+    def wait(self, name: Any, stream: int) -> None:
+        """Make a stream wait for the event of that name."""
+        call(driver.cuStreamWaitEvent, stream, self._events[name], 0)
+
+    def ms(self, begin: Any, end: Any) -> float:
+        """Milliseconds from one event to another; waits for the second."""
+        call(driver.cuEventSynchronize, self._events[end])
+        return float(call(driver.cuEventElapsedTime, self._events[begin], self._events[end]))
+
+
+class _Stopwatch(Events):
+    """Events around some work on a stream, and at the end of each other stream that the work uses."""
+
+    def __init__(self, stream: int, others: Sequence[int] = ()):
+        super().__init__("begin", *others, "end")
+        self.stream, self.others = stream, others
 
     def time_us(self, work: Call, lead: bool = False) -> float:
-        """Return the duration of some work; a lead is the same work before it, untimed, which hides its launch."""
-        begin, end = self.events
+        """Return the duration of some work, for whose begin and end all streams wait.
+
+        A lead is the same work before it, untimed, which hides its launch.
+        """
         if lead:
             work(self.stream)
-        call(driver.cuEventRecord, begin, self.stream)
+        self.record("begin", self.stream)
+        for other in self.others:
+            self.wait("begin", other)
         work(self.stream)
-        call(driver.cuEventRecord, end, self.stream)
-        call(driver.cuEventSynchronize, end)
-        return float(call(driver.cuEventElapsedTime, begin, end)) * 1e3
-
-    def close(self) -> None:
-        for event in self.events:
-            call(driver.cuEventDestroy, event)
+        for other in self.others:
+            self.record(other, other)
+            self.wait(other, self.stream)
+        self.record("end", self.stream)
+        return 1e3 * self.ms("begin", "end")
 
 
 def _filling(
@@ -195,7 +231,7 @@ def time_alone(
     """
     if SIMULATOR:
         while True:
-            yield _host_us(enqueue, stream), False
+            yield 1e6 * elapsed(partial(enqueue, stream), no_wait), False
     stopwatch = _Stopwatch(stream)
     work: _Graph | _Launches | None = None
     try:
@@ -257,7 +293,7 @@ def time_interleaved(
     """
     if SIMULATOR:
         return {
-            name: Samples(np.array([_host_us(enqueue, stream) for _ in range(rounds)]))
+            name: Samples(np.array([1e6 * elapsed(partial(enqueue, stream), no_wait) for _ in range(rounds)]))
             for name, enqueue in calls.items()
         }
     stopwatch = _Stopwatch(stream)
@@ -283,10 +319,55 @@ def time_interleaved(
     return {name: Samples(np.array(spans[name]) / work.repeats, work.captured) for name, work in works.items()}
 
 
-def _host_us(enqueue: Call, stream: int) -> float:
+def span_ms(streams: Sequence[int], work: Callable[[], object], rounds: int) -> float:
+    """Median milliseconds from a common start of streams to the end of work enqueued on them, after an untimed span."""
+    with _Stopwatch(streams[0], streams[1:]) as stopwatch:
+        _, *spans = (stopwatch.time_us(lambda _: work()) for _ in range(rounds + 1))
+    return statistics.median(spans) / 1e3
+
+
+def call_ms(enqueue: Call, stream: int, rounds: int) -> float:
+    """Median milliseconds of a call on one stream, after an untimed one."""
+    return span_ms([stream], partial(enqueue, stream), rounds)
+
+
+def no_wait() -> None:
+    """Wait for nothing, for work that the host itself completes."""
+
+
+def elapsed(work: Callable[[], object], wait: Callable[[], object] = synchronize, calls: int = 1) -> float:
+    """Return the seconds per call of some work, from when all before it is done until it is done itself."""
+    wait()
     begin = time.perf_counter()
+    for _ in range(calls):
+        work()
+    wait()
+    return (time.perf_counter() - begin) / calls
+
+
+def settled_s(work: Callable[[], object], seconds: float) -> float:
+    """Return the median seconds of the second half of the calls that are made, one by one, in some time."""
+    ahead.wait_until_idle()  # kernels of other products are compiled ahead, which slows down the host
+    took, end = list[float](), time.perf_counter() + seconds
+    while not took or time.perf_counter() < end:
+        took.append(elapsed(work))
+    return statistics.median(took[len(took) // 2 :])
+
+
+def plain_call_us(enqueue: Call, stream: int, us: float, seconds: float, most: int) -> float:
+    """Return microseconds per call of a batch of plain calls, until the last one's result is there.
+
+    The batch takes so many seconds if a call takes `us` microseconds, and has at most `most` calls.
+    """
+    count = max(2, min(most, round(seconds * 1e6 / max(us, 1e-3))))
     enqueue(stream)
-    return (time.perf_counter() - begin) * 1e6
+    return 1e6 * elapsed(partial(enqueue, stream), partial(synchronize, stream), count)
+
+
+def host_us(work: Callable[[], object], rounds: int) -> float:
+    """Median microseconds of host work by the host's clock, after an untimed round."""
+    work()
+    return host_time_us(work, synchronize=no_wait, batch=1, rounds=rounds)
 
 
 def host_time_us(
@@ -302,9 +383,6 @@ def host_time_us(
     spans = []
     for _ in range(rounds):
         synchronize()
-        begin = time.perf_counter()
-        for _ in range(batch):
-            enqueue()
-        spans.append((time.perf_counter() - begin) / batch)
+        spans.append(elapsed(enqueue, no_wait, batch))
         synchronize()
     return float(np.median(spans)) * 1e6

@@ -50,6 +50,10 @@ def test_ranks_that_fail_to_copy(part, said, world):
     assert outputs("distributed_failures", world, part) == [f"{part} {said}"] * world
 
 
+def test_the_experiment_verifies_every_placement():
+    assert outputs("distributed_failures", 2, "measured") == ["measured verified"] * 2
+
+
 @pytest.mark.parametrize("world", [2, exhaustive(3)])
 def test_other_ranks_end_when_one_dies(world):
     found = run_ranks("distributed_failures", world, "death")

@@ -108,7 +108,7 @@ class TestReadme:
             gpu_row("cublas", SHAPES[0], 9.0, steady_us=40.0),
             gpu_row("naive", SHAPES[0], 99.0),
         ]
-        found = published.alone(results.frame_of(rows))
+        found = results.alone(results.frame_of(rows))
         assert list(found["median_us"]) == [10.0, 15.0, 40.0]
         assert list(found["ratio_to_same_precision"]) == [1.5, 1.0, 1.0]
 

@@ -420,7 +420,7 @@ class HostCopies:
 def pretend(monkeypatch):
     def make(**properties) -> Pretended:
         device = Pretended(**properties)
-        for module in (movement, pinned_memory, zero_copy):
+        for module in (movement, pinned_memory, timing, zero_copy):
             monkeypatch.setattr(module, "call", device.call)
         monkeypatch.setattr(movement, "device_array", device.device_array)
         monkeypatch.setattr(machine, "streams", device.streams)
@@ -430,7 +430,7 @@ def pretend(monkeypatch):
         monkeypatch.setattr(machine, "verify", np.testing.assert_array_equal)
         monkeypatch.setattr(movement, "mapped", lambda host: host)
         monkeypatch.setattr(transfers, "link", lambda: (5, 16))
-        for module in (timing, overlap, transfers):
+        for module in (timing, transfers):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=device.clock))
         monkeypatch.setattr(transfers, "np", HostCopies(device))
 

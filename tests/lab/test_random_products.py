@@ -1,9 +1,13 @@
 """Random shapes and router gates: what is drawn, and what the claims say of it."""
 
+from functools import partial
+
+import numpy as np
 import pandas as pd
 import pytest
 
 from numba_gemm.lab.bench import random_products
+from numba_gemm.lab.bench.buffers import HostLibrary
 from numba_gemm.models.roofline import gemm_flops
 
 
@@ -17,6 +21,29 @@ def test_shapes_are_spread_over_extents_layouts_and_alignments():
     assert 0.4 < sum(extent <= 141 for extent in extents) / len(extents) < 0.6  # the square root of 20,000
     assert {layout for _, layout, _ in cases} == set(random_products.LAYOUTS)
     assert 0.63 < sum(aligned for *_, aligned in cases) / len(cases) < 0.70
+
+
+@pytest.mark.parametrize(
+    ("torch", "cupy", "via", "us"),
+    [(20.0, 15.0, "cupy", 15.0), (20.0, 25.0, "torch", 20.0), (9.0, 1.0, "torch", 9.0), (20.0, None, "torch", 20.0)],
+)
+def test_the_faster_cublas_counts(torch, cupy, via, us, monkeypatch):
+    """CuPy, if it is there, is timed by plain launches, and only where these do not decide."""
+    names = [random_products.CUBLAS, random_products.BY_CUPY, "ieee"]
+    times, timed = dict(zip(names, (torch, cupy, 5.0))), []
+    a, b, c = np.ones((3, 4), np.float32), np.ones((4, 2), np.float32), np.empty((3, 2), np.float32)
+    calls = {name: ("ieee", partial(np.matmul, a, b, out=c)) for name, time in times.items() if time}
+
+    def alone(_stream, call, graphs=True):
+        (name,) = (name for name, (_, other) in calls.items() if call is other)
+        timed.append((name, graphs))
+        return times[name], times[name] + 1
+
+    monkeypatch.setattr(random_products, "alone", alone)
+    row = random_products.measured(HostLibrary(), 0, calls, a, b, c)
+    assert (row["cublas_us"], row["cublas_call_us"], row["cublas_via"]) == (us, us + 1, via)
+    assert {name.split("_")[0] for name in row} == {"cublas", "ieee"}
+    assert ((names[1], False) in timed) == (cupy is not None and torch >= random_products.LEAST_US)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from numba_gemm.lab.bench import run, steady
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import Contender
 from numba_gemm.lab.harness.nvml import Nvml
+from numba_gemm.runtime import timing
 
 SHAPE = Shape(100, 100, 100)
 
@@ -36,7 +37,7 @@ def machine(monkeypatch):
     found.enqueue = enqueue
     found.nvml = Nvml("1", 1980, lambda: 1500, lambda: 4, lambda: int(found.seconds * 650_000))
     monkeypatch.setattr(steady, "time_alone", time_alone)
-    monkeypatch.setattr(steady, "synchronize", lambda stream: None)
+    monkeypatch.setattr(timing, "synchronize", lambda stream: None)
     monkeypatch.setattr(steady.time, "perf_counter", lambda: found.seconds)
     return found
 

@@ -4,6 +4,7 @@ import functools
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,8 @@ import pytest
 import numba_gemm
 from numba_gemm.kernels.stage import IEEE
 from numba_gemm.lab.__main__ import main
+from numba_gemm.lab.bench import experiment as bench
+from numba_gemm.lab.bench import results
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS, ERROR, OK, WRONG
 from numba_gemm.lab.bench.run import Outcome
@@ -32,9 +35,10 @@ from numba_gemm.lab.bench.targets.verdicts import targets
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.nvml import ClockSamples
 from numba_gemm.runtime.timing import Samples
+from numba_gemm.simulator import switch
 
-COLUMNS = ["group", "case", "m", "n", "k", "layout", "batch", "us", "tflops", "baseline", "baseline_us", "ratio"]
-COLUMNS += ["target", "status", "error_in_bounds", "rounds", "sm_clock_mhz", "throttle", "note"]
+COLUMNS = ["group", "case", "m", "n", "k", "layout", "batch", "us", "tflops", "baseline", "cublas_via"]
+COLUMNS += ["baseline_us", "ratio", "target", "status", "error_in_bounds", "rounds", "sm_clock_mhz", "throttle", "note"]
 LATEST = Path(__file__).parents[2] / "results" / "h200" / "latest"
 
 
@@ -262,6 +266,36 @@ class TestMeasurement:
         assert row["note"].startswith("cublas: ")
         assert math.isnan(row["ratio"])
 
+    @pytest.mark.simulator
+    @pytest.mark.parametrize("group", ["seed", "vector", "batched"])
+    @pytest.mark.parametrize(
+        ("torch", "cupy", "via", "us"),
+        [
+            (20.0, 10.0, "cupy", 10.0),
+            (10.0, 20.0, "torch", 10.0),
+            (10.0, None, "torch", 10.0),
+            (None, 20.0, "cupy", 20.0),
+        ],
+    )
+    def test_the_faster_correct_cublas_counts(self, group, torch, cupy, via, us, monkeypatch):
+        """Without a time, a library computes nothing."""
+        rig, case = Rig(1, TINY.elements), cases_of(group, TINY, 1, 1)[0]
+        times = {OURS: 5.0, COPY: 4.0, CUBLAS: torch, shared.BY_CUPY: cupy}
+
+        def product(time):
+            return (lambda a, b, out: None) if time is None else np.matmul
+
+        def timed(outcomes, *_):
+            for name, outcome in outcomes.items():
+                outcome.samples = Samples(np.array([times[name]]))
+
+        rig.library.name, rig.torch = "torch", None
+        rig.multiply = rig.multiply_batch = product(torch)
+        rig.cupy = SimpleNamespace(matmul=product(cupy), asarray=np.asarray)
+        monkeypatch.setattr(shared, "time_on_device", timed)
+        *_, row = shared.measure(rig, case)
+        assert (row["baseline"], row["cublas_via"], row["baseline_us"], row["status"]) == (CUBLAS, via, us, OK)
+
     def test_case_that_cannot_be_made_fails_all_its_rows(self, rig):
         def make(rig):
             raise AttributeError("no plans")
@@ -316,6 +350,30 @@ class TestMeasurement:
                     assert row["status"] == ERROR
                     assert row["note"]
                     assert group in ("batched", "epilogue") or "cupy arrays" in case.name
+
+
+class TestPrecisions:
+    @pytest.fixture
+    def recorded(self, monkeypatch):
+        monkeypatch.setattr(switch, "SIMULATOR", False)
+        return results.load(LATEST / "precisions")[0]
+
+    def test_the_benchmark_judges_them(self, recorded):
+        """Each target is judged, and missed if its geometric mean is too small."""
+        claims = bench.EXPERIMENT.claims(recorded)
+        whats = [target.what for target in verdicts.PRECISION_TARGETS]
+        assert [sentence.partition(": ")[0] for sentence in claims] == [bench.CORRECT, *whats]
+        for factor, met in ((10.0, True), (0.1, False)):
+            faster = recorded.assign(steady_ratio_to_cublas=factor * recorded["steady_ratio_to_cublas"])
+            auto = faster["stage"] == "auto"
+            faster.loc[auto, "steady_us"] /= factor
+            assert set([*bench.EXPERIMENT.claims(faster).values()][1:]) == {met}
+
+    def test_a_few_shapes_are_not_judged(self, recorded):
+        few = recorded[(recorded["m"] == 4096) | (recorded["m"] == 512)]
+        assert list(bench.EXPERIMENT.claims(few)) == [bench.CORRECT]
+        without = recorded[recorded["stage"] != CUBLAS].assign(steady_ratio_to_cublas=math.nan)
+        assert list(bench.EXPERIMENT.claims(without)) == [bench.CORRECT]
 
 
 class TestCommandLine:
@@ -385,6 +443,5 @@ class TestCommandLine:
 def test_ours_is_the_public_function(rig, monkeypatch):
     called = []
     monkeypatch.setattr(numba_gemm, "tiled_sgemm", lambda *arguments, **options: called.append(options))
-    own, _ = both(rig, Shape(4, 4, 4))
-    own.turns[0].call()
+    both(rig, Shape(4, 4, 4))[OURS].turns[0].call()
     assert list(called[0]) == ["out"]

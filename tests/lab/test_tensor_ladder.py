@@ -42,8 +42,9 @@ class Stage:
 def measured(monkeypatch):
     monkeypatch.setattr(tensor_ladder, "on_device", on_device)
     monkeypatch.setattr(tensor_ladder, "PreparedStage", Stage)
-    monkeypatch.setattr(tensor_ladder, "cublas", lambda: (Contender("cublas", lambda to: Bound(product(to))),))
-    times = {"cublas": 20.0, "decompose": 4.0}
+    ways = tuple(Contender("cublas", lambda to: Bound(product(to)), via=via) for via in ("torch", "cupy"))
+    monkeypatch.setattr(tensor_ladder, "cublas", lambda: ways)
+    times = {"cublas/torch": 21.0, "cublas/cupy": 20.0, "decompose": 4.0}
     monkeypatch.setattr(
         tensor_ladder,
         "time_interleaved",
@@ -56,6 +57,7 @@ def test_rows(measured):
     frame = measured()
     stages = [stage.name for stage in tensor_ladder.ladder_stages()]
     assert list(frame["stage"]) == ["cublas", "decompose", *stages]
+    assert frame["via"].iloc[0] == "cupy"
     assert stages[:2] == ["one_warp", "one_warpgroup"]
     assert list(frame["precision"]) == ["ieee", "bf16x6", "bf16", *["bf16x6"] * (len(stages) - 1)]
     rows = frame.set_index("stage")
@@ -70,4 +72,5 @@ def test_a_stage_that_writes_nothing_is_not_correct(measured, monkeypatch):
     monkeypatch.setattr(Stage, "lazy", "bulk_copies")
     frame = measured()
     assert list(frame["stage"][frame["error_max"].isna()]) == ["decompose", "bulk_copies"]
+    assert list(frame["stage"][frame["median_us"].isna()]) == ["bulk_copies"]
     assert not any(tensor_ladder.claims(frame).values())

@@ -598,6 +598,25 @@ def test_the_benchmark_times_each_number_of_devices(tiny, four_devices, computed
     assert all(streamed.EXPERIMENT.claims(frame).values())
 
 
+@pytest.mark.simulator
+def test_the_benchmark_does_not_time_a_wrong_product(tiny, computed, monkeypatch):
+    from numba_gemm.lab.bench import streamed
+
+    def wrong(a, b, out=None, **how):
+        found = streamed_sgemm(a, b, out, **how)
+        found[-1, -1] += how["precision"] == "ieee"
+        return found
+
+    monkeypatch.setattr(streamed, "taken", lambda device: 0)
+    monkeypatch.setattr(streamed, "expected_time", lambda *matrices, **how: Prediction(1, 1, 1, 1, 1e9))
+    monkeypatch.setattr(streamed, "streamed_sgemm", wrong)
+    frame = streamed.EXPERIMENT.frame(size=16, precisions=["ieee"], operands=["pageable"], limits=[0], repeats=1)
+    assert list(frame["operands"]) == ["pageable"]
+    assert frame["seconds"].isna().all()
+    assert frame["largest_difference"].item() > 0.9
+    assert list(streamed.EXPERIMENT.claims(frame).values()) == [False, True]
+
+
 # ----------------------------------------------------------------------------------------------------------- on a GPU
 
 

@@ -186,7 +186,27 @@ def apart(rank, world):
     return "broadcasts"
 
 
-PARTS = {one.__name__: one for one in (disagreement, death, failure, memory, apart)}
+def measured(rank, world):
+    """In the experiment, products that are wrong on one rank have no rate, whatever the placements."""
+    from numba_gemm.lab.bench import distributed, distributed_child
+
+    def wrong(out, *others):
+        by_torch(out, *others)
+        out[-1, -1] += rank == world - 1
+
+    distributed_child.compute_into = by_torch
+    names = [*distributed.PLACEMENTS, distributed.BLOCKS]
+    for name, correct in [(names[0], True), *((name, False) for name in names)]:
+        sgemm.compute_into = by_torch if correct else wrong
+        row = distributed_child.measured(name, 4 * world, "ieee", seconds=0.0)
+        assert (row["error"] < distributed.ERRORS["ieee"]) == correct
+        assert (row["tflops"] > 0) == (row["ratio"] > 0) == (row["broadcast_tflops"] > 0) == correct
+        assert row["alone_tflops"] > 0
+        assert row["addmm_tflops"] > 0
+    return "verified"
+
+
+PARTS = {one.__name__: one for one in (disagreement, death, failure, memory, apart, measured)}
 
 
 def main(part, rank, world, meeting):

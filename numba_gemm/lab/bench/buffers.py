@@ -23,12 +23,11 @@ from numba_gemm.arrays import describe
 from numba_gemm.arrays.streams import cupy_stream
 from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.steady import elapsed
 from numba_gemm.models import accuracy
 from numba_gemm.runtime.device import current_device, synchronize
 from numba_gemm.runtime.driver import device_scope
 from numba_gemm.runtime.matrix import Matrix
-from numba_gemm.runtime.timing import Call
+from numba_gemm.runtime.timing import Call, elapsed
 
 
 class HostLibrary:

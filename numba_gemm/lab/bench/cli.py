@@ -19,9 +19,9 @@ def parser() -> Parser:
         prog="numba-gemm bench",
         description="Verify, then time, every stage of the ladder and cuBLAS. Without a GPU, Numba's simulator runs "
         "small products: they are verified, and not timed.",
-        epilog="Exit status: 0 if every product is correct and nothing is slower than in the results of --compare "
-        "beyond the spread; 1 otherwise; 2 for arguments that are wrong, or an output that cannot be written; 130 if "
-        "interrupted, which keeps the shapes that were measured.",
+        epilog="Exit status: 0 if every product is correct, precisions reach their targets, and nothing is slower than "
+        "in the results of --compare beyond the spread; 1 otherwise; 2 for arguments that are wrong, or an output that "
+        "cannot be written; 130 if interrupted, which keeps the shapes that were measured.",
     )
     made.add_argument("--list", action="store_true", help="list the stages, one per line, and stop")
     add_parameters(made, [EXPERIMENT])

@@ -6,7 +6,6 @@ Every contender is bound to the same buffers and enqueues one product ``C = A @ 
 import functools
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,7 @@ from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import AUTO, CPU, CUBLAS, GIVEN_BF16
 from numba_gemm.runtime.device import get_device
 from numba_gemm.runtime.launch import launch, product_of
-from numba_gemm.runtime.timing import Call
+from numba_gemm.runtime.timing import Call, elapsed, no_wait
 from numba_gemm.simulator.switch import SIMULATOR
 
 CPU_TERMS = 256 * 256 * 1024  # multiply-adds; a tenth of a second
@@ -125,9 +124,7 @@ def triple_loop() -> Contender:
 def cpu_compile_seconds() -> float:
     """Return the seconds that ``cpu_sgemm`` takes to compile."""
     one = np.ones((1, 1), np.float32)
-    start = time.perf_counter()
-    cpu_sgemm(one, one, one.copy())
-    return time.perf_counter() - start
+    return elapsed(functools.partial(cpu_sgemm, one, one, one.copy()), no_wait)
 
 
 def cublas() -> tuple[Contender, ...]:

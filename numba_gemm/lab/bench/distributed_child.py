@@ -2,9 +2,10 @@
 
 import functools
 import json
+import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,14 +16,14 @@ from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 from numba_gemm.distributed import explain, model, sgemm
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.distributed import BLOCKS, BY_ROWS, COLS, PLACEMENTS, ROWS
-from numba_gemm.lab.bench.steady import elapsed
+from numba_gemm.lab.bench.distributed import BLOCKS, BY_ROWS, COLS, PLACEMENTS, ROWS, largest_correct
+from numba_gemm.runtime.timing import elapsed
 from numba_gemm.simulator.switch import SIMULATOR
 from numba_gemm.torch.operators import compute_into
 
 TIMEOUT = timedelta(seconds=60)
 DEVICE = "cpu" if SIMULATOR else "cuda"
-SAMPLED = 2  # rows of C per rank that are compared with float64
+SAMPLED = 128  # rows and columns of C; the elements where they cross are compared with float64
 Call = Callable[[], Any]
 
 
@@ -44,13 +45,8 @@ def seconds_per_call(call: Call, seconds: float) -> float:
     """Return the seconds per call of the slowest rank: of as many calls as fill the time, after as many others."""
     call()
     count = max(1, int(seconds / largest(elapsed(call, synchronize))))
-
-    def batch() -> None:
-        for _ in range(count):
-            call()
-
-    _, taken = (elapsed(batch, synchronize) for _ in range(2))  # the second time counts
-    return largest(taken / count)
+    _, taken = (elapsed(call, synchronize, count) for _ in range(2))  # the second time counts
+    return largest(taken)
 
 
 def by_addmm(out: Any, a: Any, b: Any, alpha: float, beta: float, precision: str) -> None:
@@ -58,24 +54,38 @@ def by_addmm(out: Any, a: Any, b: Any, alpha: float, beta: float, precision: str
     torch.addmm(out, a, b, alpha=alpha, beta=beta, out=out)
 
 
+def chosen(extent: int) -> Any:
+    """Return some indices in random order, the same ones on all ranks."""
+    return torch.randperm(extent, generator=torch.Generator().manual_seed(extent))[:SAMPLED].to(DEVICE)
+
+
+def gathered(own: Any, placed: str, rows: Any, cols: Any) -> Any:
+    """Return the elements at some rows and columns of a matrix, of which this rank has a shard, on all ranks."""
+    if placed == COLS:
+        return gathered(own.T, ROWS, cols, rows).T
+    local = rows - dist.get_rank() * len(own)
+    here = (local >= 0) & (local < len(own))
+    found = own.new_zeros(len(rows), len(cols))
+    found[here] = own[local[here][:, None], cols]
+    dist.all_reduce(found)
+    return found
+
+
 def sampled_error(a: Any, b: Any, c: Any) -> float:
-    """Return the largest error over ``|A| @ |B|`` of some rows of C, where A, B and C are divided by rows."""
-    world, rank = dist.get_world_size(), dist.get_rank()
-    worst = 0.0
-    for root in range(world):
-        rows = a[:SAMPLED].clone() if rank == root else a.new_empty(SAMPLED, a.shape[1])
-        dist.broadcast(rows, root)
-        sums = torch.zeros(2, SAMPLED, b.shape[1], dtype=torch.float64, device=b.device)
-        step = 1024
-        for begin in range(0, b.shape[0], step):
-            block = b[begin : begin + step].double()
-            part = rows[:, rank * b.shape[0] + begin :][:, : block.shape[0]].double()
-            sums[0] += part @ block
-            sums[1] += part.abs() @ block.abs()
-        dist.all_reduce(sums)
-        if rank == root:
-            worst = float(((c[:SAMPLED].double() - sums[0]).abs() / sums[1]).max())
-    return largest(worst)
+    """Return the largest error of elements of C over ``|A| @ |B|`` on any rank, from their rows of A and columns of B.
+
+    It is infinite if one of them is NaN.
+    """
+    a, b = a.double(), b.double()
+    error = (c - a @ b).abs() / (a.abs() @ b.abs())
+    return largest(float(error.nan_to_num(nan=math.inf).max()))
+
+
+def comparison(shape: Shape, a: Any, b: Any, placed: Sequence[str]) -> Callable[[Any], float]:
+    """Return the function that returns the largest error of a divided result, from shards of A and B."""
+    rows, cols, all_of_k = chosen(shape.m), chosen(shape.n), torch.arange(shape.k, device=DEVICE)
+    x, y = gathered(a, placed[0], rows, all_of_k), gathered(b, placed[1], all_of_k, cols)
+    return lambda c: sampled_error(x, y, gathered(c, placed[2], rows, cols))
 
 
 def shard(n: int, placed: str) -> Any:
@@ -90,7 +100,7 @@ def described(placements: str, shape: Shape, precision: str) -> dict[str, Any]:
 
 
 def measured(name: str, n: int, precision: str, *, seconds: float) -> dict[str, Any]:
-    """Time a product of N x N matrices, and what it is compared with, each by itself."""
+    """Verify and time a product of N x N matrices, and what it is compared with, each by itself."""
     world = dist.get_world_size()
     placed = PLACEMENTS.get(name, (ROWS, ROWS, ROWS))
     a, b, out = (shard(n, one) for one in placed)
@@ -98,28 +108,37 @@ def measured(name: str, n: int, precision: str, *, seconds: float) -> dict[str, 
     mesh = init_device_mesh(DEVICE, (world, 1) if name == BLOCKS else (world,))
     arguments = {"placements": used[:2], "out_placements": used[2], "precision": precision, "mesh": mesh}
     flops = 2.0 * n**3 / world
+    divided_error, errors = comparison(Shape(n, n, n), a, b, placed), list[float]()
 
     def together() -> None:
         sgemm.distributed_sgemm(a, b, out, **arguments)
 
-    def tflops(call: Call) -> float:
-        return flops / seconds_per_call(call, seconds) / 1e12
+    def tflops(call: Call, result: Any = out, error: Callable[[Any], float] = divided_error) -> float:
+        """Verify a call, then time it; NaN if its result is wrong."""
+        result.fill_(math.nan)
+        found = call()
+        errors.append(error(found.to_local() if isinstance(found, DTensor) else result))
+        correct = errors[-1] <= largest_correct(precision, n)
+        return flops / seconds_per_call(call, seconds) / 1e12 if correct else math.nan
 
     # The same product on one GPU: the sums of a part of C over all of K.
     x, y, c = (torch.randn(shape, device=DEVICE) for shape in ((out.shape[0], n), (n, out.shape[1]), out.shape))
+
+    def local_error(found: Any) -> float:
+        rows, cols = map(chosen, found.shape)
+        return sampled_error(x[rows], y[:, cols], found[rows][:, cols])
+
     row: dict[str, Any] = {
         **described(name, Shape(n, n, n), precision),
-        "alone_tflops": tflops(lambda: compute_into(c, x, y, 1.0, 0.0, precision)),  # type: ignore[arg-type]
+        "alone_tflops": tflops(lambda: compute_into(c, x, y, 1.0, 0.0, precision), c, local_error),  # type: ignore[arg-type]
         "tflops": tflops(together),
     }
-    if name == BY_ROWS:
-        together()
-        row["error"] = sampled_error(a, b, out)
     usual, model.COPIED_FROM = model.COPIED_FROM, float("inf")
     row["broadcast_tflops"] = tflops(together)
     model.COPIED_FROM = usual
+    row["error"] = max(errors)
     if precision == IEEE:
-        row["addmm_alone_tflops"] = tflops(lambda: torch.mm(x, y, out=c))
+        row["addmm_alone_tflops"] = tflops(lambda: torch.mm(x, y, out=c), c, local_error)
         sgemm.compute_into = by_addmm  # type: ignore[assignment]
         row["addmm_tflops"] = tflops(together)
         sgemm.compute_into = compute_into
@@ -137,16 +156,18 @@ def measured(name: str, n: int, precision: str, *, seconds: float) -> dict[str, 
 
 
 def large(m: int, n: int, k: int, precision: str) -> dict[str, Any]:
-    """Time one product that need not fit on one GPU, and compare some of its rows."""
+    """Verify and time one product that need not fit on one GPU."""
     world = dist.get_world_size()
     a, b = (torch.randn(rows // world, cols, device=DEVICE) for rows, cols in ((m, k), (k, n)))
-    out = torch.empty(m // world, n, device=DEVICE)
+    out = torch.full((m // world, n), math.nan, device=DEVICE)
     product = functools.partial(sgemm.distributed_sgemm, a, b, out, precision=precision)  # type: ignore[arg-type]
-    _, seconds = (largest(elapsed(product, synchronize)) for _ in range(2))  # the second one counts
+    product()
+    error = comparison(Shape(m, n, k), a, b, PLACEMENTS[BY_ROWS])(out)
+    correct = error <= largest_correct(precision, k)
     return {
         **described(BY_ROWS, Shape(m, n, k), precision),
-        "tflops": 2.0 * m * n * k / world / seconds / 1e12,
-        "error": sampled_error(a, b, out),
+        "tflops": 2e-12 * m * n * k / world / largest(elapsed(product, synchronize)) if correct else math.nan,
+        "error": error,
         "predicted_tflops": explain(m, n, k, mesh=world, precision=precision).tflops,  # type: ignore[arg-type]
     }
 
@@ -160,6 +181,7 @@ def main() -> None:
     cases, seconds, rank, world, meeting = json.loads(sys.argv[1])
     if not SIMULATOR:
         torch.cuda.set_device(rank)
+    torch.manual_seed(rank)  # else all ranks draw the same shards
     dist.init_process_group(
         "gloo" if SIMULATOR else "cpu:gloo,cuda:nccl",
         timeout=TIMEOUT,

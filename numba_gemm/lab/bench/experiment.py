@@ -184,12 +184,17 @@ class Report:
         return results.compare(frame, self.old[0]) if self.old else None
 
     def claims(self, frame: pd.DataFrame) -> dict[str, bool]:
-        """Check all products, and on a GPU that none is slower or no longer correct."""
+        """Check all products, and on a GPU the targets of the precisions, and that nothing is slower or failed."""
+        from numba_gemm.lab.bench.targets.verdicts import precision_verdicts
         from numba_gemm.simulator.switch import SIMULATOR
 
         compared = self.compared(frame)
         found = {CORRECT: not frame["status"].isin(results.FAILURES).any()}
-        if compared is not None and not SIMULATOR:
+        if SIMULATOR:
+            return found
+        for row in precision_verdicts(frame):
+            found["{what}: geometric mean {value:.3g}, at least {at_least:g}".format_map(row)] = row["met"]
+        if compared is not None:
             slower = compared["verdict"].isin(results.REGRESSIONS)
             found[f"nothing is slower than in {self.old_path}"] = not slower.any()
         return found

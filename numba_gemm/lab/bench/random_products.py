@@ -1,11 +1,13 @@
 """Products of random shapes and layouts, and router gates of mixture-of-experts models, each contender alone.
 
 Times are medians of CUDA-graph replays of one contender while nothing else runs, and of batches of plain calls. Results
-are verified against float64 before they are timed.
+are verified against float64 before they are timed. cuBLAS is called through PyTorch and, where it reads the operands in
+place and launching does not decide, by plain launches through CuPy; the faster one counts, which ``cublas_via`` names.
 """
 
 import contextlib
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -18,14 +20,14 @@ from numba_gemm import explain, precompile, tiled_sgemm
 from numba_gemm.device.units import ceil_div
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench import steady
-from numba_gemm.lab.bench.buffers import NORMAL, Reference, TorchLibrary, call_on_nan, on_stream
+from numba_gemm.lab.bench.buffers import NORMAL, HostLibrary, Reference, TorchLibrary, call_on_nan, on_stream, optional
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime import ahead
-from numba_gemm.runtime.timing import time_alone
+from numba_gemm.runtime.timing import plain_call_us, time_alone
 
 LAYOUTS: Final = ("NN", "NT", "TN", "TT")  # one letter each for A and B; T is the transpose of a row-major matrix
 MOST_FLOPS = 4e12
@@ -34,6 +36,8 @@ FP32_AUTO: Final = "fp32_auto"
 BF16X6: Final = "bf16x6"
 # Least ratio at every shape, by column: over cuBLAS, over the faster of cuBLAS and float32, over cuBLAS.
 LEAST: Final = {"ieee_ratio": 0.9, "auto_ratio": 0.95, "bf16x6_ratio": 0.5}
+BY_CUPY: Final = f"{CUBLAS}, cupy"
+LEAST_US = 10.0  # time of cuBLAS below which plain launches through CuPy take longer
 Calls = dict[str, tuple[str, Callable[[], Any]]]  # by name; the precision by whose bound the result is judged
 
 
@@ -73,22 +77,22 @@ def random_products(shapes: int = 300, high: int = 20_000, seed: int = 25) -> It
     precompile(
         shapes=[shape for shape, *_ in cases], layouts=LAYOUTS, precision=(IEEE, FP32_AUTO, BF16X6), progress=False
     )
-    stream = torch.cuda.Stream()
-    torch.cuda.set_stream(stream)
-    for shape, layout, aligned in cases:
-        m, n, k = shape
-        draw = functools.partial(matrix, torch, generator, aligned)
-        a, b, c = draw(m, k, layout[0]), draw(k, n, layout[1]), draw(m, n, "N")
-        auto: str = explain(a, b, precision=FP32_AUTO).precision
-        row: dict[str, Any] = {**shape._asdict(), "layout": layout, "aligned": aligned, "auto": auto}
-        calls: Calls = {CUBLAS: (IEEE, functools.partial(torch.matmul, a, b, out=c))}
-        bounds: dict[Any, str] = {IEEE: IEEE, FP32_AUTO: auto, BF16X6: BF16X6}
-        for name, bound in bounds.items():
-            calls[name] = bound, functools.partial(tiled_sgemm, a, b, out=c, precision=name)
-        row |= measured(torch, stream, calls, a, b, c)
-        theirs, own = row[f"{CUBLAS}_us"], row[f"{IEEE}_us"]
-        row |= {f"{IEEE}_ratio": theirs / own, "auto_ratio": min(theirs, own) / row[f"{FP32_AUTO}_us"]}
-        yield row | {f"{BF16X6}_ratio": theirs / row[f"{BF16X6}_us"]}
+    library = TorchLibrary(torch)
+    with library.stream() as stream:
+        for shape, layout, aligned in cases:
+            m, n, k = shape
+            draw = functools.partial(matrix, torch, generator, aligned)
+            a, b, c = draw(m, k, layout[0]), draw(k, n, layout[1]), draw(m, n, "N")
+            auto: str = explain(a, b, precision=FP32_AUTO).precision
+            row: dict[str, Any] = {**shape._asdict(), "layout": layout, "aligned": aligned, "auto": auto}
+            calls: Calls = {CUBLAS: (IEEE, functools.partial(torch.matmul, a, b, out=c)), **by_cupy(a, b, c)}
+            bounds: dict[Any, str] = {IEEE: IEEE, FP32_AUTO: auto, BF16X6: BF16X6}
+            for name, bound in bounds.items():
+                calls[name] = bound, functools.partial(tiled_sgemm, a, b, out=c, precision=name)
+            row |= measured(library, stream, calls, a, b, c)
+            theirs, own = row[f"{CUBLAS}_us"], row[f"{IEEE}_us"]
+            row |= {f"{IEEE}_ratio": theirs / own, "auto_ratio": min(theirs, own) / row[f"{FP32_AUTO}_us"]}
+            yield row | {f"{BF16X6}_ratio": theirs / row[f"{BF16X6}_us"]}
 
 
 def router_gates(
@@ -99,7 +103,8 @@ def router_gates(
 ) -> Iterator[dict[str, Any]]:
     """Time products of activations in float32 or bfloat16 and float32 weights, stored as PyTorch's linear layers do.
 
-    PyTorch computes in float32, for which it converts activations in bfloat16.
+    PyTorch computes in float32, for which it converts activations in bfloat16; CuPy, which has no bfloat16, is left out
+    for those.
 
     Parameters
     ----------
@@ -109,21 +114,22 @@ def router_gates(
     """
     import torch
 
-    generator, stream = torch.Generator(device="cuda").manual_seed(seed), torch.cuda.Stream()
-    torch.cuda.set_stream(stream)
-    for shape in (Shape(rows, cols, depth) for depth in k for cols in n for rows in m):
-        weight = torch.randn(shape.n, shape.k, device="cuda", generator=generator)
-        for dtype in (torch.float32, torch.bfloat16):
+    generator, library = torch.Generator(device="cuda").manual_seed(seed), TorchLibrary(torch)
+    shapes = [Shape(rows, cols, depth) for depth in k for cols in n for rows in m]
+    with library.stream() as stream:
+        for shape, dtype in itertools.product(shapes, (torch.float32, torch.bfloat16)):
+            weight = torch.randn(shape.n, shape.k, device="cuda", generator=generator)
             x = torch.randn(shape.m, shape.k, device="cuda", generator=generator).to(dtype)
             out = torch.empty(shape.m, shape.n, device="cuda")
             w = weight.T
             auto: str = explain(x, w, precision=FP32_AUTO).precision
             calls: Calls = {
                 CUBLAS: (IEEE, functools.partial(float32_product, torch, x, w, out)),
+                **(by_cupy(x, w, out) if dtype == torch.float32 else {}),
                 FP32_AUTO: (auto, functools.partial(tiled_sgemm, x, w, out=out, precision=FP32_AUTO)),
             }
             row = {**shape._asdict(), "activations": str(dtype).removeprefix("torch."), "auto": auto}
-            row |= measured(torch, stream, calls, x.float(), w, out)
+            row |= measured(library, stream, calls, x.float(), w, out)
             yield row | {"auto_ratio": row[f"{CUBLAS}_us"] / row[f"{FP32_AUTO}_us"]}
 
 
@@ -132,28 +138,45 @@ def float32_product(torch: Any, x: Any, weight: Any, out: Any) -> None:
     torch.matmul(x.float(), weight, out=out)
 
 
-def measured(torch: Any, stream: Any, calls: Calls, a: Any, b: Any, c: Any) -> dict[str, Any]:
-    """Verify calls that write A @ B to `c`, then time replays and plain calls of each."""
-    library, row = TorchLibrary(torch), dict[str, Any]()
+def by_cupy(a: Any, b: Any, c: Any) -> Calls:
+    """Return the call of cuBLAS through CuPy, if it is there; none if it would copy a matrix whose rows have gaps."""
+    cupy = optional("cupy")
+    if cupy is None or not (c.is_contiguous() and all(x.is_contiguous() or x.T.is_contiguous() for x in (a, b))):
+        return {}
+    x, y, out = map(cupy.asarray, (a, b, c))
+    return {BY_CUPY: (IEEE, functools.partial(cupy.matmul, x, y, out=out))}
+
+
+def measured(library: HostLibrary, stream: int, calls: Calls, a: Any, b: Any, c: Any) -> dict[str, Any]:
+    """Verify calls that write A @ B to `c`, then time replays and plain calls of each; keep the faster cuBLAS."""
+    row = dict[str, Any]()
     reference = Reference(library, a, b)
     for name, (precision, call) in calls.items():
-        call_on_nan(library, c, on_stream(call), stream.cuda_stream)
+        call_on_nan(library, c, on_stream(call), stream)
         verdict, median, _ = reference.judge(c, precision)
         if not verdict.ok:
             raise RuntimeError(f"{name} at {tuple(a.shape)} @ {tuple(b.shape)}: {verdict}")
         row[f"{name}_error"] = median
     del reference
     ahead.wait_until_idle()
+    other = {f"{CUBLAS}_error": row.pop(f"{BY_CUPY}_error", math.nan), "cublas_via": "cupy"}
     for name, (_, call) in calls.items():
-        row[f"{name}_us"], row[f"{name}_call_us"] = alone(stream, call)
+        if name != BY_CUPY:
+            row[f"{name}_us"], row[f"{name}_call_us"] = alone(stream, call)
+    row["cublas_via"] = "torch"
+    if BY_CUPY in calls and row[f"{CUBLAS}_us"] >= LEAST_US:
+        us, call_us = alone(stream, calls[BY_CUPY][1], graphs=False)
+        if us < row[f"{CUBLAS}_us"]:
+            row |= other | {f"{CUBLAS}_us": us, f"{CUBLAS}_call_us": call_us}
     return row
 
 
-def alone(stream: Any, call: Callable[[], Any]) -> tuple[float, float]:
+def alone(stream: int, call: Callable[[], Any], graphs: bool = True) -> tuple[float, float]:
     """Return microseconds per replay and per plain call of a contender while nothing else runs."""
-    with contextlib.closing(time_alone(on_stream(call), stream=stream.cuda_stream, max_repeats=400)) as spans:
+    spans = time_alone(on_stream(call), stream=stream, max_repeats=400, graphs=graphs)
+    with contextlib.closing(spans):
         us, *_ = steady.window(spans, WINDOW_S)
-    return us, steady.plain_call_us(on_stream(call), stream.cuda_stream, us, CALLS_S, MOST_CALLS)
+    return us, plain_call_us(on_stream(call), stream, us, CALLS_S, MOST_CALLS)
 
 
 def claims_of_random(frame: pd.DataFrame) -> dict[str, Any]:

@@ -73,6 +73,18 @@ def _environment(path: Path) -> dict[str, Any]:
     return found
 
 
+def alone(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that were measured alone, with these times, speeds and ratios in place of those in turns."""
+    found = frame[frame["steady_us"].notna()].copy()
+    found["median_us"], found["gflops"] = found["steady_us"], found["steady_gflops"]
+    found["ratio_to_cublas"] = found["steady_ratio_to_cublas"]
+    keys = ["precision", *EXTENTS, "layout", "cache"]
+    baselines = found[found["stage"] == CUBLAS].drop_duplicates(keys).set_index(keys)["steady_us"]
+    theirs = baselines.reindex(pd.MultiIndex.from_frame(found[keys])).to_numpy()
+    found["ratio_to_same_precision"] = theirs / found["steady_us"]
+    return found
+
+
 def fastest(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the timed rows with the fastest configuration of each stage and shape."""
     timed = frame[frame["median_us"].notna()]

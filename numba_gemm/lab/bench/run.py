@@ -1,8 +1,8 @@
 """Measurement, one shape at a time: verify every contender, then time the correct ones together."""
 
+import functools
 import gc
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.nvml import ClockSamples, Nvml, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.device import synchronize
-from numba_gemm.runtime.timing import Samples, host_time_us, time_interleaved
+from numba_gemm.runtime.timing import Samples, elapsed, host_time_us, no_wait, time_interleaved
 
 MIN_SPAN_US = 2000.0
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 25
@@ -245,9 +245,8 @@ def time_on_host(candidates: Sequence[Candidate], plan: Plan, stream: int) -> No
     spent: dict[str, list[float]] = {c.contender.label: [] for c in candidates}
     for _ in range(plan.rounds or (0 if plan.simulated else FEWEST_ROUNDS)):
         for candidate in candidates:
-            start = time.perf_counter()
-            candidate.bound[0].call(stream)
-            spent[candidate.contender.label].append((time.perf_counter() - start) * 1e6)
+            call = functools.partial(candidate.bound[0].call, stream)
+            spent[candidate.contender.label].append(1e6 * elapsed(call, no_wait))
     for candidate in candidates:
         candidate.samples = Samples(np.array(spent[candidate.contender.label] or [candidate.first_s * 1e6]))
         candidate.host_us = candidate.samples.median

@@ -1,18 +1,16 @@
 """Speed of one contender alone at its steady state: nothing else runs until clocks and power have settled."""
 
 import contextlib
-import functools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.harness.nvml import ClockSamples, Nvml, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
-from numba_gemm.runtime.device import synchronize
-from numba_gemm.runtime.timing import Call, time_alone
+from numba_gemm.runtime.timing import Call, plain_call_us, time_alone
 
 WINDOW_S = 0.5  # of which the median is taken
 MOST_WINDOWS = 8
@@ -65,27 +63,3 @@ def window(
             times.append(next(spans)[0])
         watts = math.nan if counted is None else (counted() - energy) * 1e-3 / seconds
     return statistics.median(times), watts, clocks
-
-
-def elapsed(work: Callable[[], object], wait: Callable[[], object] = synchronize) -> float:
-    """Return the seconds of some work, from when all before it is done until it is done itself."""
-    wait()
-    begin = time.perf_counter()
-    work()
-    wait()
-    return time.perf_counter() - begin
-
-
-def plain_call_us(enqueue: Call, stream: int, us: float, seconds: float, most: int) -> float:
-    """Return microseconds per call of a batch of plain calls, until the last one's result is there.
-
-    The batch takes so many seconds if a call takes `us` microseconds, and has at most `most` calls.
-    """
-    count = max(2, min(most, round(seconds * 1e6 / max(us, 1e-3))))
-
-    def batch() -> None:
-        for _ in range(count):
-            enqueue(stream)
-
-    enqueue(stream)
-    return elapsed(batch, functools.partial(synchronize, stream)) / count * 1e6

@@ -10,17 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from numba_gemm.gemm.precision import IEEE
-from numba_gemm.lab.bench.steady import elapsed
 from numba_gemm.lab.harness.experiment import Experiment
-from numba_gemm.runtime import ahead
+from numba_gemm.runtime.timing import elapsed, settled_s
 from numba_gemm.simulator.switch import SIMULATOR
 
 if TYPE_CHECKING:
@@ -144,22 +141,13 @@ def transformer_step(
             with counted() as seen:
                 found = step()
             errors = [float((one - other).norm() / other.norm()) for one, other in zip(found, truth, strict=True)]
-            ms = steady_ms(step)
+            ms = 1e3 * settled_s(step, 0.0 if SIMULATOR else STEADY_SECONDS)
         torch_ms = ms if name == TORCH else torch_ms
         yield (
             {"way": name, "width": width, "sequence": sequence, "ms": ms}
             | {"speed_over_torch": torch_ms / ms, "output_error": errors[0]}
             | {"gradient_error": max(errors[1:]), "products": len(seen), "first_s": first_s}
         )
-
-
-def steady_ms(step: Callable[[], object]) -> float:
-    """Return median milliseconds of the second half of the steps that are made in some time."""
-    ahead.wait_until_idle()  # kernels of other products are compiled ahead, which slows down the host
-    took, end = list[float](), time.perf_counter() + (0.0 if SIMULATOR else STEADY_SECONDS)
-    while not took or time.perf_counter() < end:
-        took.append(1e3 * elapsed(step))
-    return statistics.median(took[len(took) // 2 :])
 
 
 def step_claims(frame: pd.DataFrame) -> dict[str, bool]:

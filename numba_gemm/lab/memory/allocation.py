@@ -1,7 +1,5 @@
 """Memory of a pool that keeps what is freed costs microseconds at any size; other memory is mapped every time."""
 
-import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +16,7 @@ from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.runtime.device import current_device
 from numba_gemm.runtime.driver import call
+from numba_gemm.runtime.timing import elapsed, no_wait
 
 WORD = 4  # bytes
 DIRECT, TRIMMED, KEPT = "cuMemAlloc", "pool, trimmed", "pool, kept"
@@ -80,19 +79,16 @@ def alignment(size: int, allocate: Any, free: Any, stream: int) -> int:
 
 def steps_us(size: int, allocate: Any, free: Any, stream: int, busy: Callable[[], object] | None) -> list[float]:
     """Microseconds of the host for allocating, using, freeing, and synchronising; `busy` is enqueued before freeing."""
-    times = [time.perf_counter()]
-    place = allocate(size)
-    times.append(time.perf_counter())
-    call(driver.cuMemsetD32Async, place, PATTERN, size // WORD, stream)
-    movement.finish(stream)
-    if busy:
-        busy()
-    times.append(time.perf_counter())
-    free(place)
-    times.append(time.perf_counter())
-    movement.finish(stream)
-    times.append(time.perf_counter())
-    return [1e6 * (after - before) for before, after in itertools.pairwise(times)]
+    places = list[Any]()
+
+    def use() -> None:
+        call(driver.cuMemsetD32Async, places[0], PATTERN, size // WORD, stream)
+        movement.finish(stream)
+        if busy:
+            busy()
+
+    steps = (lambda: places.append(allocate(size)), use, lambda: free(places[0]), lambda: movement.finish(stream))
+    return [1e6 * elapsed(step, no_wait) for step in steps]
 
 
 def allocation(sizes: Sequence[int] = SIZES, busy_us: int = 2000, rounds: int = 11) -> Iterator[pd.DataFrame]:

@@ -21,7 +21,7 @@ from numba_gemm.lab.memory import machine, movement
 from numba_gemm.models.occupancy import LIMITS, occupancy
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.driver import call
-from numba_gemm.runtime.timing import Call
+from numba_gemm.runtime.timing import Call, call_ms
 
 COPY_BLOCK, REREAD_BLOCK = 256, 1024
 NO_PREFERENCE = -1
@@ -118,7 +118,7 @@ def checked_ms(case: Case, percent: int, stream: int, rounds: int) -> float:
         attribute, value = CARVE_OUT, driver.CUkernelNodeAttrValue()
         value.sharedMemCarveout = percent
     with movement.kernel_graph(case.enqueue, 1, stream, attribute, value) as graph:
-        ms = movement.call_ms(functools.partial(call, driver.cuGraphLaunch, graph), stream, rounds)
+        ms = call_ms(functools.partial(call, driver.cuGraphLaunch, graph), stream, rounds)
     assert np.array_equal(case.out.copy_to_host()[:: case.every], case.expected), f"{case.name}: the result is wrong"
     return ms
 

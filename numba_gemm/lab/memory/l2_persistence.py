@@ -19,7 +19,7 @@ from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.runtime.device import synchronize
 from numba_gemm.runtime.driver import call
-from numba_gemm.runtime.timing import Call
+from numba_gemm.runtime.timing import Call, span_ms
 
 ITEM, BLOCK = 4, 512
 BASELINE = MIB  # bytes of a region that stays in the L2 cache in any case
@@ -159,7 +159,7 @@ class Arrays:
         with windowed(way, small, CHECK_LAUNCHES, self.handle, address, window) as work:
             self.check(size, work)
         with windowed(way, full, self.launches, self.handle, address, window) as work:
-            return movement.median_ms([self.handle], work, self.rounds) / self.launches
+            return span_ms([self.handle], work, self.rounds) / self.launches
 
 
 def l2_persistence(

@@ -9,7 +9,7 @@ import pandas as pd
 from numba_gemm.lab.harness.pictures import bars, panels
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.overlap import BLOCK, PERIOD, pieces, work, worker
-from numba_gemm.runtime.timing import Call
+from numba_gemm.runtime.timing import Call, span_ms
 
 STAGED, READ, WRITTEN, MAPPED = "staged", "read", "written", "mapped"
 
@@ -76,7 +76,7 @@ def mapped_streams(
                 for handle, own in zip(streams_of, calls):
                     movement.in_sequence(own)(handle)
 
-            return movement.median_ms(streams_of[: len(calls)], work, rounds)
+            return span_ms(streams_of[: len(calls)], work, rounds)
 
         there_ms, back_ms = (measured_ms([[movement.copying(*pair)]]) for pair in ((x, source), (result, out)))
         for each in turns:

@@ -1,7 +1,6 @@
-"""Copies by the driver, their buffers, and timing of work on several streams. Not for the simulator."""
+"""Copies by the driver, and their buffers and streams. Not for the simulator."""
 
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
@@ -12,7 +11,7 @@ from numba import cuda
 from numba_gemm.lab.memory import machine
 from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.driver import call, failure
-from numba_gemm.runtime.timing import Call, host_time_us
+from numba_gemm.runtime.timing import Call
 
 
 def address(place: Any) -> int:
@@ -99,55 +98,6 @@ def mapped(host: np.ndarray) -> Any:
     return view(int(call(driver.cuMemHostGetDevicePointer, host.ctypes.data, 0)), host.size)
 
 
-class Events(ExitStack):
-    """Timing events, created on first use of a name; freed at the end of a ``with`` block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._events: dict[Any, Any] = {}
-
-    def record(self, name: Any, stream: int) -> None:
-        """Record an event under a name on a stream."""
-        if name not in self._events:
-            self._events[name] = call(driver.cuEventCreate, 0)
-            self.callback(call, driver.cuEventDestroy, self._events[name])
-        call(driver.cuEventRecord, self._events[name], stream)
-
-    def wait(self, name: Any, stream: int) -> None:
-        """Make a stream wait for the event of that name."""
-        call(driver.cuStreamWaitEvent, stream, self._events[name], 0)
-
-    def ms(self, begin: Any, end: Any) -> float:
-        """Milliseconds from one event to another; waits for the second."""
-        call(driver.cuEventSynchronize, self._events[end])
-        return float(call(driver.cuEventElapsedTime, self._events[begin], self._events[end]))
-
-
-def span_ms(streams: Sequence[int], work: Callable[[], object]) -> float:
-    """Milliseconds from the common start of all streams to the end of the work enqueued on them."""
-    with Events() as events:
-        events.record("begin", streams[0])
-        for stream in streams[1:]:
-            events.wait("begin", stream)
-        work()
-        for number, stream in enumerate(streams[1:]):
-            events.record(number, stream)
-            events.wait(number, streams[0])
-        events.record("end", streams[0])
-        return events.ms("begin", "end")
-
-
-def median_ms(streams: Sequence[int], work: Callable[[], object], rounds: int) -> float:
-    """Median of several spans, after an untimed one."""
-    span_ms(streams, work)
-    return statistics.median(span_ms(streams, work) for _ in range(rounds))
-
-
-def call_ms(enqueue: Call, stream: int, rounds: int) -> float:
-    """Median milliseconds of a call on one stream, after an untimed one."""
-    return median_ms([stream], lambda: enqueue(stream), rounds)
-
-
 def in_sequence(calls: Iterable[Call]) -> Call:
     """Return a call that enqueues several in their order."""
     kept = list(calls)
@@ -157,12 +107,6 @@ def in_sequence(calls: Iterable[Call]) -> Call:
             each(stream)
 
     return enqueue
-
-
-def host_us(work: Callable[[], object], rounds: int) -> float:
-    """Median microseconds of host work by the host's clock, after an untimed round."""
-    work()
-    return host_time_us(work, synchronize=lambda: None, batch=1, rounds=rounds)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from numba_gemm.lab.memory import machine, movement, transfers
 from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.device import current_device
 from numba_gemm.runtime.driver import call
+from numba_gemm.runtime.timing import host_us, span_ms
 
 NODES = Path("/sys/devices/system/node")
 BIND = 2  # Linux: MPOL_BIND
@@ -134,14 +135,14 @@ def measure(memory: str, source: Any, target: Any, near: Any, stream: int, round
     """Median milliseconds of copies from `source` to `target`, by the host or by way of the device, by direction."""
     target[:] = 0
     if memory == transfers.ON_HOST:
-        times = {transfers.ON_HOST: movement.host_us(lambda: np.copyto(target, source), rounds) / 1e3}
+        times = {transfers.ON_HOST: host_us(lambda: np.copyto(target, source), rounds) / 1e3}
     else:
         movement.clear(near, source.nbytes, stream)
         work = {
             transfers.TO_DEVICE: lambda: movement.copy(near, source, source.nbytes, stream),
             transfers.TO_HOST: lambda: movement.copy(target, near, source.nbytes, stream),
         }
-        times = {direction: movement.median_ms([stream], copy, rounds) for direction, copy in work.items()}
+        times = {direction: span_ms([stream], copy, rounds) for direction, copy in work.items()}
     assert np.array_equal(target, source), f"{memory}: what was copied is wrong"
     return times
 

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from numba import cuda
 from numba_gemm.device.units import ceil_div
 from numba_gemm.lab.harness.pictures import COLOURS, bars, curves, panels
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.runtime.timing import Call
+from numba_gemm.runtime.timing import Call, Events, call_ms, elapsed, host_us, no_wait, span_ms
 
 BLOCK = 256
 TIMELINE_STREAMS = 4
@@ -108,7 +107,7 @@ class Bench:
 
     def alone_ms(self, enqueue: Call) -> float:
         """Median span of one copy or kernel."""
-        return movement.call_ms(enqueue, self.streams[0], self.rounds)
+        return call_ms(enqueue, self.streams[0], self.rounds)
 
     def kernel_ms(self, turns: int) -> float:
         """Time of the kernel alone on all the data."""
@@ -146,7 +145,7 @@ class Bench:
                 compute(stream)
 
         self.clear()
-        ms = movement.median_ms(self.streams[:count], run, self.rounds)
+        ms = span_ms(self.streams[:count], run, self.rounds)
         self.check(turns, f"{elements} elements in {count} stages of {turns} turns", elements=elements)
         return ms
 
@@ -172,7 +171,7 @@ def measure_staged(bench: Bench, part: str, elements: int, turns: Sequence[int],
 def measure_timeline(bench: Bench) -> Rows:
     """Yield start and end of each copy and kernel of one staged run."""
     parts = bench.parts(bench.source.size, TIMELINE_STREAMS, bench.turns)
-    with movement.Events() as events:
+    with Events() as events:
         for _ in range(2):  # the first run only creates the events
             bench.clear()
             events.record("start", bench.streams[0])
@@ -199,16 +198,14 @@ def measure_host(bench: Bench, host_turns: int) -> Rows:
     pinned, pageable = (movement.copying(bench.data, source) for source in (bench.source, np.array(bench.source)))
 
     def run(copy: Call, wait: bool) -> None:
-        begin = time.perf_counter()
-        copy(stream)
-        compute(stream)
-        returned.append(1e3 * (time.perf_counter() - begin))
+        work = functools.partial(movement.in_sequence([copy, compute]), stream)
+        returned.append(1e3 * elapsed(work, no_wait))
         if wait:
             movement.finish(stream)
         host_work(counter, host_turns)
         movement.finish(stream)
 
-    host = movement.host_us(lambda: host_work(counter, host_turns), bench.rounds) / 1e3
+    host = host_us(lambda: host_work(counter, host_turns), bench.rounds) / 1e3
     fast, kernel, slow = bench.transfer, bench.kernel, bench.alone_ms(pageable)
     for what, copy, wait, copying, predicted in (
         ("host after device", pinned, True, fast, fast + kernel + host),
@@ -217,7 +214,7 @@ def measure_host(bench: Bench, host_turns: int) -> Rows:
     ):
         bench.clear()
         counter[:] = -1
-        ms = movement.host_us(functools.partial(run, copy, wait), bench.rounds) / 1e3
+        ms = host_us(functools.partial(run, copy, wait), bench.rounds) / 1e3
         bench.check(bench.turns, what)
         assert (counter == host_turns).all(), f"{what}: the host's result is wrong"
         others = {"transfer_ms": copying, "host_ms": host, "returned_ms": statistics.median(returned[-bench.rounds :])}
@@ -250,7 +247,7 @@ def measure_together(bench: Bench, blocking: int, sent: Any, engines: int) -> Ro
     for part, what, streams, overlaps in cases:
         bench.clear()
         used = list(dict.fromkeys(streams.values()))
-        ms = movement.median_ms(used, functools.partial(enqueue, streams), bench.rounds)
+        ms = span_ms(used, functools.partial(enqueue, streams), bench.rounds)
         if TO_HOST in streams and not np.array_equal(bench.result, bench.source):
             raise AssertionError(f"{part}, {what}: what came back is wrong")
         if TO_DEVICE in streams:

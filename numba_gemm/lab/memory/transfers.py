@@ -18,6 +18,7 @@ from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.pictures import curves, panels
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.runtime import pinned_memory
+from numba_gemm.runtime.timing import call_ms, host_us, span_ms
 
 ITEM = 4
 BLOCK = 256
@@ -141,7 +142,7 @@ def measure_copies(sizes: Sequence[int], rounds: int) -> pd.DataFrame:
                 else:
                     movement.clear(target, room * ITEM, stream)
                 run = partial(movement.copy, target, source, size, stream)
-                rows.append(copy_row(direction, memory, size, 1e3 * movement.median_ms([stream], run, rounds)))
+                rows.append(copy_row(direction, memory, size, 1e3 * span_ms([stream], run, rounds)))
                 if direction != TO_HOST:
                     movement.copying(back, target)(stream)
                     movement.finish(stream)
@@ -149,7 +150,7 @@ def measure_copies(sizes: Sequence[int], rounds: int) -> pd.DataFrame:
         source, target = hosts[PAGEABLE], np.empty_like(hosts[PAGEABLE])
         for size in sizes:
             run = partial(np.copyto, target[: size // ITEM], source[: size // ITEM])
-            rows.append(copy_row(ON_HOST, PAGEABLE, size, movement.host_us(run, rounds)))
+            rows.append(copy_row(ON_HOST, PAGEABLE, size, host_us(run, rounds)))
         # An idle link may use a lower generation, so query it during copies.
         for _ in range(4):
             movement.copying(data, values)(stream)
@@ -184,7 +185,7 @@ def pinning_costs(size: int, rounds: int) -> dict[str, float]:
     touched = np.ones(size, np.uint8)
     register, unregister = both_ends_us(lambda: pinned_memory.registered(touched), rounds)
     allocate, free = both_ends_us(lambda: pinned_memory.pinned(size, np.uint8), rounds)
-    touch = movement.host_us(lambda: np.empty(size, np.uint8).fill(1), rounds)
+    touch = host_us(lambda: np.empty(size, np.uint8).fill(1), rounds)
     costs = {"register": register, "unregister": unregister, "allocate pinned": allocate, "free pinned": free}
     return costs | {"first touch": touch}
 
@@ -247,7 +248,7 @@ def measure_packing(pieces: int, size: int, known: Mapping[str, float], rounds: 
             buffer[:] = 0
             movement.clear(packed, total, stream)
             movement.clear(target, pageable.nbytes, stream)
-            us = 1e3 * movement.median_ms([stream], work, rounds)
+            us = 1e3 * span_ms([stream], work, rounds)
             movement.copying(back, target)(stream)
             movement.finish(stream)
             check(back, expected.reshape(-1), f"pieces of {size} bytes {what} from {memory} memory")
@@ -269,7 +270,7 @@ def measure_chain(steps: Sequence[int], size: int, known: Mapping[str, float], r
             trip = [*[advance] * (count // trips), back]
             result[:] = -1
             chain = movement.in_sequence([begin, *trip, *[again, *trip] * (trips - 1)])
-            us = 1e3 * movement.call_ms(chain, stream, rounds)
+            us = 1e3 * call_ms(chain, stream, rounds)
             assert np.array_equal(result, start + np.float32(count)), f"a chain of {count} steps, {what}: it is wrong"
             latencies = known[PINNED] + known["back"]
             predicted = chain_us(trips, count, size, latencies, known["link"], known["device"])

@@ -17,6 +17,7 @@ from numba_gemm.lab.memory import machine, movement
 from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.device import current_device, device_count
 from numba_gemm.runtime.driver import call, device_scope, failure, primary_context
+from numba_gemm.runtime.timing import host_us
 
 Row = dict[str, Any]
 BLOCK = 256
@@ -198,7 +199,7 @@ def between_devices(first: int, second: int, size: int, rounds: int) -> Iterator
                 end = movement.address(host) if way == "to host" else target
                 call(driver.cuMemcpy, movement.address(found), end, size)
             assert np.array_equal(found, values), f"{way}: the copy is wrong"
-            gb_s[way] = size / movement.host_us(work, rounds) / 1e3  # no event spans two devices
+            gb_s[way] = size / host_us(work, rounds) / 1e3  # no event spans two devices
             predicted = {"staged": lambda: in_series(gb_s["to host"], gb_s["from host"]), "peer": nvlink_gb_s}
             row = {"part": COPIES, "name": way, "mib": size / MIB, "gb_s": gb_s[way], "note": note}
             return row | {"predicted_gb_s": predicted[way]() if way in predicted else None}

@@ -14,6 +14,7 @@ from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.strided_copy import sectors_a_warp
 from numba_gemm.models import requests
 from numba_gemm.runtime.driver import call
+from numba_gemm.runtime.timing import call_ms
 
 BLOCK = 256
 LINE_BYTES = 128
@@ -84,7 +85,7 @@ def zero_copy(
         mapped, grid, copy = movement.mapped(host), elements // BLOCK, movement.copying(x, host)
         add_mapped, add_copied = (machine.enqueue(add, grid, BLOCK, source, out) for source in (mapped, x))
         add_kept = machine.enqueue(add_and_keep, grid, BLOCK, mapped, x, out)
-        copy_ms = movement.call_ms(copy, stream, rounds)
+        copy_ms = call_ms(copy, stream, rounds)
         yield row_of("copy", 1, 1, host.nbytes, copy_ms, copy_ms)
         cases = [(way, count, 1) for way in WAYS for count in passes] + [("strided", 1, stride) for stride in strides]
         for way, count, stride in cases:
@@ -100,7 +101,7 @@ def zero_copy(
             enqueue(stream)
             movement.finish(stream)
             machine.verify(out, count * host.reshape(-1, stride).T.ravel(), f"{way}, {count} passes, stride {stride}")
-            yield row_of(way, count, stride, host.nbytes, movement.call_ms(enqueue, stream, rounds), copy_ms)
+            yield row_of(way, count, stride, host.nbytes, call_ms(enqueue, stream, rounds), copy_ms)
 
 
 def row_of(way: str, passes: int, stride: int, size: int, ms: float, copy_ms: float) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,19 +16,19 @@ from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench.buffers import HostLibrary, Reference, TorchLibrary, on_stream, optional
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import Bound
-from numba_gemm.lab.bench.results import OK, WRONG
+from numba_gemm.lab.bench.results import CUBLAS, OK, WRONG
 from numba_gemm.lab.bench.run import Outcome, Plan, time_on_device
-from numba_gemm.lab.bench.steady import elapsed
 from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.command import SEED_BITS
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.nvml import ClockSamples, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime import ahead
-from numba_gemm.runtime.timing import Samples, host_time_us
+from numba_gemm.runtime.timing import Samples, elapsed, host_time_us, no_wait
 from numba_gemm.simulator.switch import SIMULATOR
 
 OURS = "ours"
+BY_CUPY = f"{CUBLAS}, cupy"  # cuBLAS through CuPy; `CUBLAS` is through the library of the operands
 INFORMATION = math.nan  # target of a comparison that has none
 
 
@@ -72,7 +71,7 @@ class Rig:
 
     def __init__(self, seed: int, elements: int) -> None:
         self.seed = seed
-        self.torch: Any = None if SIMULATOR else optional("torch")
+        self.torch, self.cupy = (None if SIMULATOR else optional(name) for name in ("torch", "cupy"))
         self.library: HostLibrary = HostLibrary()
         self.multiply, self.multiply_batch, self.copy, self.nvml = np.matmul, np.matmul, np.copyto, None
         if not SIMULATOR:
@@ -151,12 +150,26 @@ def ours(a: Any, b: Any, c: Any, truth: Truth, work: float, **options: Any) -> C
     return Contender([Turn(functools.partial(numba_gemm.tiled_sgemm, a, b, out=c, **options), c, truth.judge)], work)
 
 
-def both(rig: Rig, shape: Shape, layout: str = "NN") -> tuple[Contender, Contender]:
+def cublas(rig: Rig, products: Sequence[tuple[Any, Any, Any, Any]], work: float) -> dict[str, Contender]:
+    """Return the contenders that call cuBLAS in turn on some A, B and C, each with a function that judges C."""
+    batch = products[0][0].ndim > 2
+    ways: dict[str, tuple[Any, Any]] = {CUBLAS: (rig.multiply_batch if batch else rig.multiply, lambda array: array)}
+    if rig.cupy is not None:
+        ways[BY_CUPY] = rig.cupy.matmul, rig.cupy.asarray
+    return {
+        name: Contender(
+            [Turn(functools.partial(call, view(a), view(b), out=view(c)), c, judge) for a, b, c, judge in products],
+            work,
+        )
+        for name, (call, view) in ways.items()
+    }
+
+
+def both(rig: Rig, shape: Shape, layout: str = "NN") -> dict[str, Contender]:
     """Return the contenders that call the public function and cuBLAS on the same operands."""
     a, b, c = rig.operands(shape, layout)
     truth, work = Truth(rig, a, b), gemm_flops(*shape)
-    theirs = Contender([Turn(functools.partial(rig.multiply, a, b, out=c), c, truth.judge)], work)
-    return ours(a, b, c, truth, work), theirs
+    return {OURS: ours(a, b, c, truth, work)} | cublas(rig, [(a, b, c, truth.judge)], work)
 
 
 @functools.cache
@@ -197,7 +210,7 @@ def verified(rig: Rig, contender: Contender) -> Outcome:
 
 def measure(rig: Rig, case: Case) -> list[dict[str, Any]]:
     """Return the rows of a case, one per baseline, including failures."""
-    clocks = ClockSamples()
+    clocks, via = ClockSamples(), ""
     try:
         contenders = case.make(rig)
         new_shapes = timed_once(rig, contenders[OURS]) if case.each_once else None
@@ -215,11 +228,22 @@ def measure(rig: Rig, case: Case) -> list[dict[str, Any]]:
                     time_on_device(right, plan, sets, rig.stream)
             if new_shapes is not None:
                 outcomes[OURS].samples = new_shapes
+        via = keep_faster(outcomes, rig.library.name)
     except Exception as error:
         failed = Outcome()
         failed.fail(error)
         outcomes = dict.fromkeys((OURS, *case.baselines), failed)
-    return [row(case, outcomes, baseline, clocks) for baseline in case.baselines]
+    return [row(case, outcomes, baseline, clocks, via) for baseline in case.baselines]
+
+
+def keep_faster(outcomes: dict[str, Outcome], library: str) -> str:
+    """Keep the faster one of cuBLAS through a library and through CuPy, and return the name of its library."""
+    ways = {via: outcomes.pop(key) for via, key in ((library, CUBLAS), ("cupy", BY_CUPY)) if key in outcomes}
+    if not ways:
+        return ""
+    via = min(ways, key=lambda via: samples.median if (samples := ways[via].samples) else math.inf)
+    outcomes[CUBLAS] = ways[via]
+    return via
 
 
 def timed_once(rig: Rig, contender: Contender) -> Samples:
@@ -232,9 +256,7 @@ def timed_once(rig: Rig, contender: Contender) -> Samples:
         if len(spent) == len(contender.turns) // 2:
             ahead.wait_until_idle()
         rig.synchronize()
-        begin = time.perf_counter()
-        turn.call()
-        spent.append((time.perf_counter() - begin) * 1e6)
+        spent.append(1e6 * elapsed(turn.call, no_wait))
     return Samples(np.array(spent[len(spent) // 2 :]))
 
 
@@ -250,7 +272,9 @@ def time_on_host(rig: Rig, contenders: Mapping[str, Contender], outcomes: Mappin
         outcome.samples = Samples(np.array(spent[name][1:]))
 
 
-def row(case: Case, outcomes: Mapping[str, Outcome], baseline: str, clocks: ClockSamples) -> dict[str, Any]:
+def row(
+    case: Case, outcomes: Mapping[str, Outcome], baseline: str, clocks: ClockSamples, via: str = ""
+) -> dict[str, Any]:
     """Return the row of one baseline; its ratio requires that both results are correct."""
     own, other = outcomes[OURS], outcomes[baseline]
     us, other_us = (outcome.samples.median if outcome.samples else math.nan for outcome in (own, other))
@@ -266,6 +290,7 @@ def row(case: Case, outcomes: Mapping[str, Outcome], baseline: str, clocks: Cloc
         "us": us,
         "tflops": tflops,
         "baseline": baseline,
+        "cublas_via": via if baseline == CUBLAS else "",
         "baseline_us": other_us,
         "ratio": ratio,
         "target": case.target if baseline == case.baselines[0] else INFORMATION,

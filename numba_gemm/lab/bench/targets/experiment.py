@@ -1,8 +1,9 @@
 """Performance of the public function, compared with its targets.
 
 ``ratio`` is the speed of `tiled_sgemm` divided by that of the baseline, as work per microsecond; rows without
-``target`` are informative. A wrong result or an exception fails the target. cuBLAS is called through PyTorch, with TF32
-off. Entries of `numba_gemm.autotune`'s cache are used, as in any call; NUMBA_GEMM_CACHE_DIR=off disables it.
+``target`` are informative. A wrong result or an exception fails the target. cuBLAS is called through PyTorch and, if it
+is there, CuPy, with TF32 off; the faster one counts, which ``cublas_via`` names. Host time is compared with PyTorch's
+alone. Entries of `numba_gemm.autotune`'s cache are used, as in any call; NUMBA_GEMM_CACHE_DIR=off disables it.
 """
 
 import contextlib

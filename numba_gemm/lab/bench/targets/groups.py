@@ -14,7 +14,19 @@ from numba_gemm.lab.bench.buffers import FLOAT32_BYTES, operand_bytes, optional
 from numba_gemm.lab.bench.cases import ON_GPU, Shape
 from numba_gemm.lab.bench.results import CUBLAS
 from numba_gemm.lab.bench.targets import verdicts
-from numba_gemm.lab.bench.targets.case import OURS, Case, Contender, Rig, Truth, Turn, bias_relu, both, matrix, ours
+from numba_gemm.lab.bench.targets.case import (
+    OURS,
+    Case,
+    Contender,
+    Rig,
+    Truth,
+    Turn,
+    bias_relu,
+    both,
+    cublas,
+    matrix,
+    ours,
+)
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.simulator.switch import SIMULATOR
 
@@ -87,9 +99,8 @@ def product_case(
     name = "" if neighbour is None else f"{OURS}, {neighbour[0] if odd else neighbour[1]}"
 
     def make(rig: Rig) -> dict[str, Contender]:
-        own, theirs = both(rig, shape, layout)
-        other = {} if neighbour is None else {name: both(rig, *neighbour)[0]}
-        return {OURS: own, **other, CUBLAS: theirs}
+        other = {} if neighbour is None else {name: both(rig, *neighbour)[OURS]}
+        return both(rig, shape, layout) | other
 
     if neighbour is None:
         return Case(group, str(shape), shape, make, (CUBLAS,), layout, rounds=rounds)
@@ -110,18 +121,19 @@ def vector_cases(sizes: Sizes) -> list[Case]:
         def make(rig: Rig) -> dict[str, Contender]:
             small = rig.random(extent * thin)
             c = matrix(rig.flat_c, shape.m, shape.n)
-            turns: dict[str, list[Turn]] = {OURS: [], COPY: [], CUBLAS: []}
+            turns: dict[str, list[Turn]] = {OURS: [], COPY: []}
+            products = list[tuple[Any, Any, Any, Any]]()
             for flat in (rig.flat_a, rig.flat_b):
                 large = matrix(flat, extent, extent)
                 a, b = (large, matrix(small, extent, thin)) if n_is_thin else (matrix(small, thin, extent), large)
                 truth = Truth(rig, a, b)
                 turns[OURS] += ours(a, b, c, truth, 0.0).turns
-                turns[CUBLAS].append(Turn(functools.partial(rig.multiply, a, b, out=c), c, truth.judge))
+                products.append((a, b, c, truth.judge))
                 to = matrix(rig.flat_c, extent, extent)
                 turns[COPY].append(Turn(functools.partial(rig.copy, to, large), to, functools.partial(same, large)))
-            work = dict.fromkeys(turns, float(operand_bytes(shape)))
-            work[COPY] = 2.0 * FLOAT32_BYTES * extent * extent  # bytes read and written
-            return {name: Contender(turns[name], work[name]) for name in turns}
+            work, copied = float(operand_bytes(shape)), 2.0 * FLOAT32_BYTES * extent * extent  # bytes read and written
+            own = {OURS: Contender(turns[OURS], work), COPY: Contender(turns[COPY], copied)}
+            return own | cublas(rig, products, work)
 
         return Case("vector", str(shape), shape, make, (COPY, CUBLAS))
 
@@ -148,11 +160,8 @@ def batched_cases(sizes: Sizes) -> list[Case]:
             return error, note and f"product {worst}: {note}"
 
         work = count * gemm_flops(*shape)
-        calls: dict[str, Any] = {OURS: numba_gemm.tiled_sgemm, CUBLAS: rig.multiply_batch}
-        return {
-            name: Contender([Turn(functools.partial(call, a, b, out=c), c, judge)], work)
-            for name, call in calls.items()
-        }
+        own = Turn(functools.partial(numba_gemm.tiled_sgemm, a, b, out=c), c, judge)
+        return {OURS: Contender([own], work)} | cublas(rig, [(a, b, c, judge)], work)
 
     return [Case("batched", f"{count} of {shape}", shape, make, (CUBLAS,), batch=count)]
 
@@ -166,7 +175,7 @@ def epilogue_cases(sizes: Sizes) -> list[Case]:
         a, b, c = rig.operands(shape)
         options = {"epilogue": bias_relu(), "epilogue_args": (bias,)}
         own = ours(a, b, c, Truth(rig, a, b, bias), gemm_flops(*shape), **options)
-        return {OURS: own, plain: both(rig, shape)[0]}
+        return {OURS: own, plain: both(rig, shape)[OURS]}
 
     return [Case("epilogue", f"{shape} bias and ReLU", shape, make, (plain,))]
 
@@ -202,7 +211,10 @@ def math_relu(value: Any, row: Any, column: Any, bias: Any) -> Any:
 
 
 def host_cases(sizes: Sizes) -> list[Case]:
-    """Return cases of host time per call, for the arrays of each library: calls, plans, and new shapes."""
+    """Return cases of host time per call, for the arrays of each library: calls, plans, and new shapes.
+
+    Host time is compared with one call of one library, ``torch.matmul(out=)``, not with the faster cuBLAS.
+    """
     shape, large = sizes.host, sizes.elements > 1 << 20
     count = 8 if large else 2
 
@@ -230,7 +242,7 @@ def host_cases(sizes: Sizes) -> list[Case]:
 
     def called(name: str, library: str, kind: str) -> Case:
         def make(rig: Rig) -> dict[str, Contender]:
-            return {OURS: operands(rig, library, kind)[0], CUBLAS: replace(both(rig, shape)[1], work=1.0)}
+            return {OURS: operands(rig, library, kind)[0], CUBLAS: replace(both(rig, shape)[CUBLAS], work=1.0)}
 
         return Case("host", name, shape, make, (CUBLAS,), on_host=True)
 
@@ -253,7 +265,7 @@ def host_cases(sizes: Sizes) -> list[Case]:
                 a, b, c = rig.operands(shape._replace(m=(16 if large else 1) * shape.m + step))
                 call = functools.partial(numba_gemm.tiled_sgemm, a, b, out=c, precision=kind)
                 turns.append(Turn(call, c, Truth(rig, a, b, precision=kind).judge))
-            return {OURS: Contender(turns, 1.0), CUBLAS: replace(both(rig, shape)[1], work=1.0)}
+            return {OURS: Contender(turns, 1.0), CUBLAS: replace(both(rig, shape)[CUBLAS], work=1.0)}
 
         return Case("host", name, shape, make, (CUBLAS,), on_host=True, each_once=True)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.gemm.precision import IEEE
-from numba_gemm.lab.bench.results import OK
+from numba_gemm.lab.bench.results import AUTO, OK, alone, records
 from numba_gemm.lab.bench.targets.case import Case
 from numba_gemm.simulator.switch import SIMULATOR
 
@@ -41,7 +41,7 @@ class Target:
     statistic: str  # one of `numba_gemm.lab.bench.targets.verdicts.STATISTICS`
     at_least: float = math.nan  # limits of the statistic; NaN for none
     at_most: float = math.nan
-    rows: Callable[[Row], bool] = lambda row: True  # filter for the rows of the groups, by `m`
+    rows: Callable[[Row], bool] = lambda row: True  # filter for the rows of the groups
     case: str = ""  # the only case that counts; empty for all
     column: str = "ratio"  # that the statistic is computed from
 
@@ -89,23 +89,65 @@ def least_ratio(case: Case, large: int) -> float:
 
 
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {"geomean": geometric_mean, "min": min, "max": max}
+COLUMNS = ("what", "statistic", "value", "at_least", "at_most", "met", "cases", "failed", "worst")
+
+
+def verdict(target: Target, rows: Sequence[Row]) -> dict[str, Any]:
+    """Judge a target, which is missed if a row failed or there is none; return `COLUMNS` and the least value."""
+    there = [row for row in rows if row["status"] == OK and not math.isnan(row[target.column])]
+    values = [float(row[target.column]) for row in there]
+    value = STATISTICS[target.statistic](values) if values else math.nan
+    worst = (max if target.column == "us" else min)(there, key=lambda row: row[target.column], default=None)
+    met = 0 < len(rows) == len(there) and not (value < target.at_least or value > target.at_most)  # NaN limits nothing
+    limits = (target.what, target.statistic, value, target.at_least, target.at_most, met)
+    made = dict(zip(COLUMNS, (*limits, len(rows), len(rows) - len(there), worst["case"] if worst else ""), strict=True))
+    return made | {"least": min(values, default=math.nan)}
 
 
 def summary(frame: pd.DataFrame, groups: Iterable[str], large: int) -> pd.DataFrame:
-    """Return one row per target of the measured groups; a target is missed if a row failed or there is no row."""
+    """Return one row per target of the measured groups."""
     measured, aimed = set(groups), frame[frame["target"].notna()].to_dict("records")
-    judged = []
-    for target in targets(large):
-        if not measured.issuperset(target.groups):
-            continue
-        rows = [row for row in aimed if target.takes(row)]
-        there = [row for row in rows if row["status"] == OK and not math.isnan(row[target.column])]
-        values = [float(row[target.column]) for row in there]
-        value = STATISTICS[target.statistic](values) if values else math.nan
-        complete = bool(rows) and len(there) == len(rows)
-        worst = (max if target.column == "us" else min)(there, key=lambda row: row[target.column], default=None)
-        met = complete and not (value < target.at_least or value > target.at_most)  # NaN limits nothing
-        limits = (target.what, target.statistic, value, target.at_least, target.at_most, met)
-        judged.append((*limits, len(rows), len(rows) - len(there), worst["case"] if worst else ""))
-    columns = ["what", "statistic", "value", "at_least", "at_most", "met", "cases", "failed", "worst"]
-    return pd.DataFrame(judged, columns=columns)
+    judged = [one for one in targets(large) if measured.issuperset(one.groups)]
+    found = [verdict(target, [row for row in aimed if target.takes(row)]) for target in judged]
+    return pd.DataFrame(found, columns=list(COLUMNS))
+
+
+def is_large_cube(row: Row) -> bool:
+    """Return True for the shapes at which narrow precisions are compared with cuBLAS in the same precision."""
+    return bool(row["m"] == row["n"] == row["k"] >= 4096)
+
+
+def _from_2048(row: Row) -> bool:
+    return bool(row["m"] >= 2048 and (row["m"] == row["n"] == row["k"] or row["k"] == 1024))
+
+
+def _small(row: Row) -> bool:
+    return bool(512 <= row["m"] == row["n"] <= 1536 and row["k"] == 1024)
+
+
+def _mean(what: str, least: float, rows: Callable[[Row], bool], column: str = "ratio_to_cublas") -> Target:
+    return Target(what, ("precisions",), "geomean", least, rows=rows, column=column)
+
+
+PRECISION_TARGETS = {
+    _mean("`bf16x6` against cuBLAS SGEMM, from 2048 on", 2.3, _from_2048): "bf16x6",
+    _mean("`fp16x3` against cuBLAS SGEMM, from 2048 on", 3.6, _from_2048): "fp16x3",
+    _mean("`bf16x6`, M = N from 512 to 1536, K = 1024", 1.3, _small): "bf16x6",
+    _mean("`fp16x3`, M = N from 512 to 1536, K = 1024", 1.3, _small): "fp16x3",
+    _mean("`tf32` against cuBLAS TF32, cubes from 4096 on", 0.95, is_large_cube, "ratio_to_same_precision"): "tf32",
+    _mean("`bf16` against cuBLAS BF16, cubes from 4096 on", 0.95, is_large_cube, "ratio_to_same_precision"): "bf16",
+}
+"""Targets of ``bench --precisions all``, of the public function alone at its steady state, and their precisions."""
+FEWEST_SHAPES = 3  # that a target of a precision needs to be judged
+
+
+def precision_verdicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Judge the targets of precisions for which a result of ``bench`` has enough shapes."""
+    ours = [row | {"case": row["shape"]} for row in records(alone(frame)) if row["stage"] == AUTO]
+    found = []
+    for target, precision in PRECISION_TARGETS.items():
+        own = [row for row in ours if row["precision"] == precision and target.rows(row)]
+        rows = [row for row in own if not math.isnan(row[target.column])]
+        if len(rows) >= FEWEST_SHAPES:
+            found.append(verdict(target, rows))
+    return found
