@@ -5,7 +5,8 @@ have arrived as `initialise` specified and all bytes that `expect` announced hav
 phase of a given parity has ended; the first, third, ... phases have parity 0. On a fresh barrier, the phase of parity 1
 counts as just ended, so a producer that first waits for parity 1 finds its slots free.
 
-PTX ISA: "mbarrier.init", "mbarrier.arrive", "mbarrier.try_wait", "fence.mbarrier_init". No simulator twin.
+PTX ISA: "mbarrier.init", "mbarrier.arrive", "mbarrier.try_wait", "fence.mbarrier_init", "cp.async.mbarrier.arrive". No
+simulator twin.
 """
 
 from __future__ import annotations
@@ -56,6 +57,17 @@ if not SIMULATOR:
     def arrive(typingctx, barrier):
         """Arrive; for threads that wait, the earlier reads and writes of this thread are then complete."""
         code = "{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [$0]; }"
+
+        def codegen(context, builder, signature, args):
+            inline(builder, NOTHING, args, code, "r,~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(types.uint32), codegen
+
+    @intrinsic
+    def arrive_after_copies(typingctx, barrier):
+        """Arrive as soon as the earlier `cp.async` copies of this thread have landed."""
+        code = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];"
 
         def codegen(context, builder, signature, args):
             inline(builder, NOTHING, args, code, "r,~{memory}")

@@ -11,9 +11,9 @@ run asynchronously, one after the other:
 - ``wait(acc, newest)``, which `waiting` returns, waits until at most the `newest` groups are in flight. It takes the
   accumulators that are waited for; otherwise the compiler would move their uses above it.
 
-`multiply_rows` takes rows of A from registers. Of each 8 k, lane l holds element l % 4 of its upper row, the same of
-its lower row, then element l % 4 + 4 of both. The registers must not change until the products have been waited for
-(`waiting_for_rows`).
+`multiply_rows` takes rows of A from registers: a word of the upper row, the same of the lower row, then the word four
+further on of both. Of the eight words of a product's k, lane l has l % 4 and l % 4 + 4; a word is a TF32, or two 16-bit
+numbers. The registers must not change until the products have been waited for (`waiting_for_rows`).
 
 Lane l of warp w holds row ``16 * w + l // 4`` and the row eight below, and of every eight columns ``l % 4 * 2`` and the
 next: ``acc[4 * j + 2 * down + right]``.
@@ -116,7 +116,7 @@ else:
         return wait
 
     def waiting_for_rows(columns, held):
-        """Return a `wait` for accumulators of `columns` columns and the `held` floats that their products read."""
+        """Return a `wait` for accumulators of `columns` columns and the `held` words that their products read."""
         count = columns // 2
 
         @intrinsic
@@ -130,22 +130,26 @@ else:
                 # As operands of the wait, so that the registers stay unchanged until here.
                 rows = [builder.load(place) for place in _places(context, builder, signature.args[1], args[1], held)]
                 places = _places(context, builder, signature.args[0], args[0], count)
-                _through(builder, places, code, rows, ["f"] * held)
+                _through(builder, places, code, rows, ["f" if rows[0].type == FLOAT else "r"] * held)
                 return context.get_dummy_value()
 
             return types.void(acc, rows, newest), codegen
 
         return wait
 
-    def multiply_rows(columns, first):
-        """Return the product ``(acc, rows, b, keep)`` of TF32 rows in registers: four floats, from the `first` on."""
+    def multiply_rows(columns, first, kind="tf32", fresh=False):
+        """Return the product ``(acc, rows, b, keep)`` of rows in registers: four words of `rows`, from the `first` on.
+
+        If `fresh`, it never keeps.
+        """
         count = columns // 2
         registers = ", ".join(f"${i}" for i in range(count))
         row_registers = ", ".join(f"${count + i}" for i in range(4))
+        transposed = "" if kind == "tf32" else ", 0"
         code = (
-            f"{{ .reg .pred keep; setp.ne.b32 keep, ${count + 5}, 0; "
-            f"wgmma.mma_async.sync.aligned.m64n{columns}{INSTRUCTIONS['tf32']} "
-            f"{{{registers}}}, {{{row_registers}}}, ${count + 4}, keep, 1, 1; }}"
+            f"{{ .reg .pred keep; setp.ne.b32 keep, {0 if fresh else f'${count + 5}'}, 0; "
+            f"wgmma.mma_async.sync.aligned.m64n{columns}{INSTRUCTIONS[kind]} "
+            f"{{{registers}}}, {{{row_registers}}}, ${count + 4}, keep, 1, 1{transposed}; }}"
         )
 
         @intrinsic
@@ -153,9 +157,9 @@ else:
             def codegen(context, builder, signature, args):
                 places = _places(context, builder, signature.args[1], args[1], first + 4)[first:]
                 words = [builder.bitcast(builder.load(place), WORD) for place in places]
-                operands = [*words, args[2], builder.zext(args[3], WORD)]
+                operands = [*words, args[2]] + ([] if fresh else [builder.zext(args[3], WORD)])
                 places = _places(context, builder, signature.args[0], args[0], count)
-                _through(builder, places, code, operands, ["r"] * 4 + ["l", "r"])
+                _through(builder, places, code, operands, (["r"] * 4 + ["l", "r"])[: len(operands)], fresh)
                 return context.get_dummy_value()
 
             return types.void(acc, rows, types.uint64, types.boolean), codegen

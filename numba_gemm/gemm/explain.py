@@ -305,6 +305,8 @@ def _accesses(stage: Stage, config: Any, product: Product) -> tuple[str, str, bo
         read = "tensor map" if isinstance(stage, TmaStage) else "any"
         words = ["prepared" if ready else "decomposed" for ready in product.prepared]
         a, b = words if isinstance(stage, TensorStage) else (read, read)
+        if isinstance(stage, TensorStage) and stage.reads_rows:
+            a = stage.rows_access(product)
         return a, b, False
     variant = stage.variant(config, product)
     if isinstance(variant, Variant):

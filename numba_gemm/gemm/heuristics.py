@@ -25,7 +25,7 @@ from . import cost_model, tensor_heuristics
 from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, Costs, Way, common_divisors, costs_of, memory_clocks
 from .precision import tensor_stage
 
-TF32_TMA, FUSED = TENSOR_STAGES["tf32_tma"], TENSOR_STAGES["fused_decomposition"]
+TF32_TMA, ROWS, FUSED = (TENSOR_STAGES[name] for name in ("tf32_tma", "rows_in_registers", "fused_decomposition"))
 FUSED_PRECISION, FUSED_CC = "bf16x6", (9, 0)  # in which, and where, `FUSED` was timed
 TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
@@ -192,9 +192,9 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
         return []
     m, n, k, matrices, precision, tma = wanted.m, wanted.n, wanted.k, wanted.matrices, wanted.precision, wanted.tma
     sm_count, clock_hz, bandwidth = wanted.sm_count, wanted.clock_hz, wanted.memory_bandwidth
-    before = 0.0
+    before, of_a = 0.0, 0 if stage is ROWS else matrices
     if not isinstance(stage, TmaStage):
-        before = tensor_heuristics.decomposition_seconds(precision, m, n, k, matrices, matrices, bandwidth)
+        before = tensor_heuristics.decomposition_seconds(precision, m, n, k, of_a, matrices, bandwidth)
     dividing = only is None and tma and k >= LONG_SUM and m * n * matrices <= sm_count * FEW_TILES_ELEMENTS
     found = [
         Choice(stage, config, partition, False, LAUNCH + (before + seconds) * clock_hz, "", precision)
@@ -204,10 +204,11 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     ]
     if only is None and precision == FUSED_PRECISION and k < LONG_SUM and wanted.cc == FUSED_CC:
         # Longer sums are divided among blocks instead, or decomposed once.
-        config = FUSED.configs[0]
-        seconds = tensor_heuristics.fused_seconds(config, m, n, k, matrices, sm_count)
-        other = Choice(FUSED, config, None, False, LAUNCH + seconds * clock_hz, "", precision)
-        found = sorted([*found, other], key=lambda one: one.clocks)
+        seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count)
+        fused = Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)
+        found = sorted([*found, fused], key=lambda one: one.clocks)
+    if only is None and tensor_heuristics.ROWS_CHOSEN and precision in ROWS.precisions and ROWS.runs_on(wanted.cc):
+        found = sorted([*found, *_ranked_tensor(wanted, ROWS, most)], key=lambda one: one.clocks)
     if dividing:
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
         others = [one for one in _ranked_tensor(wanted._replace(tma=""), None) if one.partition is not None]
@@ -391,10 +392,9 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
                 f", the last {tiles - choice.partition.whole} divided among {choice.partition.blocks} blocks, "
                 f"{each:.1f} of {k_tiles} k-tiles each"
             )
-    if choice.swapped:
-        text += ", computed as the transpose"
+    text += ", computed as the transpose" if choice.swapped else ""
     if wanted.precision != IEEE:
         own = isinstance(choice.stage, TmaStage | FusedStage)
-        text += ", operands as they are" if own else ", operands decomposed first"
+        text += ", operands as they are" if own else f", {'B' if choice.stage is ROWS else 'operands'} decomposed first"
     candidates = "the only candidate" if count == 1 else f"the least of {count} candidates"
     return f"{text}; expected to take {choice.clocks / wanted.clock_hz * 1e6:.1f} us, {candidates}"

@@ -35,6 +35,12 @@ FEW_TILES_RATES: dict[str, tuple[int, dict[tuple[int, int], float]]] = {
     "several": (3, {(128, 128): 260.0, (64, 128): 240.0, (64, 64): 220.0}),
     "compensated": (6, {(128, 128): 139.0, (64, 128): 128.0, (64, 96): 116.0, (64, 64): 118.0}),
 }
+# Expected of tiles of `rows_in_registers`, which no GPU has timed; `stage="auto"` considers it only if `ROWS_CHOSEN`.
+ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
+    "several": {(128, 64): 200.0, (64, 64): 140.0},
+    "compensated": {(128, 64): 110.0, (64, 64): 75.0},
+}
+ROWS_CHOSEN = False
 STEPWISE = 2.1  # factor by which such tiles take longer with stepwise sums
 # The same for operands that tensor maps describe.
 TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128): 275.0, (64, 64): 165.0}
@@ -59,7 +65,7 @@ LAUNCH = 2e-6  # seconds that each launch before the last one adds
 SPLITS = (2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 132)
 ADDING, PARTIALS_RATE, CLEAR_MARGIN = 1.3e-6, 2.2e12, 1.2
 # Tiles whose sums may be divided, from `LONG_SUM` terms on: those whose times were measured.
-SPLIT_TILES = ((64, 64), (64, 128), (128, 128))
+SPLIT_TILES = ((64, 64), (128, 64), (64, 128), (128, 128))
 # Seconds that the first configuration of `fused_decomposition` takes in bf16x6: for the product, for each tile of a
 # multiprocessor, for each term of a sum, and for each term of each tile. Fitted to 60 small and thin products on an
 # H200 (docs/experiments.md).
@@ -95,6 +101,8 @@ def configs_for(stage: Stage, precision: str, k: int) -> list[Any]:
         return list(stage.configs)
     if not stage.complete:
         return list(stage.configs[:1])
+    if stage.reads_rows:
+        return list(stage.configs)
     rates = tile_rates(precision_for(precision, k))
     return [config for config in stage.configs if (config.BM, config.BN) in rates]
 
@@ -121,6 +129,8 @@ def seconds_of(
     own, decomposed, slot_k, rated = _rated(stage, precision, k < LONG_SUM)
     flops_by_area = 2.0 * (k if k > slot_k else slot_k) * sm_count
     slots = -(-k // slot_k)
+    whole_rows = isinstance(stage, TensorStage) and stage.reads_rows
+    least = copy_seconds(matrices * m * k * FLOAT32_BYTES, bandwidth) if whole_rows else 0.0
     zeros = 0.0  # seconds for each row that is filled up
     if bandwidth and decomposed:
         zeros = matrices * k * FLOAT32_BYTES * own.parts / own.per_word / (MEMORY_EFFICIENCY * bandwidth)
@@ -128,7 +138,7 @@ def seconds_of(
     for config, BM, BN, area, flops_per_s, slower, few_slower, divisible in rated:
         down, across = -(-rows // BM), -(-cols // BN)
         tiles = matrices * down * across
-        rounds, filling = -(-tiles // sm_count), zeros * (down * BM - rows + across * BN - cols)
+        rounds, filling = -(-tiles // sm_count), zeros * ((0 if whole_rows else down * BM - rows) + across * BN - cols)
         flops = area * flops_by_area
         summing = flops / 1e12 * (few_slower if rounds == 1 else slower)
         ranked = filling + rounds * (TILE_END + flops / flops_per_s)
@@ -143,7 +153,7 @@ def seconds_of(
     ranked, expected, _, _ = min(whole, key=FIRST)
     found = [(one * expected / ranked, seconds, config, None) for one, seconds, config, _ in whole] + divided
     best = [min(found, key=FIRST)] if most == 1 else sorted(found, key=FIRST)[:most]
-    return [one[1:] for one in best]
+    return [(max(seconds, least), *one) for _, seconds, *one in best]
 
 
 Rated = tuple[Any, int, int, int, float, float, float, bool]  # see `_rated`
@@ -165,7 +175,9 @@ def _rated(stage: Stage, precision: str, short: bool) -> tuple[TensorPrecision, 
     decomposed = isinstance(stage, TensorStage)
     if isinstance(stage, TensorStage):
         slot_k, rates = own.slot_k, tile_rates(own)
-        few = few_tiles_rates(own) if stage.splits else rates
+        if stage.reads_rows:
+            rates = ROWS_RATES["compensated" if own.compensated else "several"]
+        few = few_tiles_rates(own) if stage.splits and not stage.reads_rows else rates
     slowest, configs = min(rates.values()), configs_for(stage, precision, k)
     found = []
     for config in configs:

@@ -83,6 +83,7 @@ TensorStageName: TypeAlias = Literal[
     "fresh_sums",
     "persistent",
     "tf32_tma",
+    "rows_in_registers",
     "warp_mma",
     "fused_decomposition",
 ]

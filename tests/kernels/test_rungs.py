@@ -19,8 +19,9 @@ RESULTS = Path(__file__).parents[2] / "results" / "h200" / "latest"
 MOST_LINES = 120
 MOST_EXCESS = 3  # percent of a stage's wavefronts of shared memory, from the stage on that removes bank conflicts
 CLIMB = [name for name in STAGES if name != "thin"]  # `thin` is for a C of few rows or columns, no step of it
-# `warp_mma`, `tf32_tma` and `fused_decomposition` are for other GPUs, other operands and other products.
-TENSOR_CLIMB = [name for name in TENSOR_STAGES if name not in ("warp_mma", "tf32_tma", "fused_decomposition")]
+# These are for other GPUs, other operands and other products.
+OTHERS = ("tf32_tma", "rows_in_registers", "warp_mma", "fused_decomposition")
+TENSOR_CLIMB = [name for name in TENSOR_STAGES if name not in OTHERS]
 RUNGS = [*itertools.pairwise(CLIMB), *itertools.pairwise(TENSOR_CLIMB)]
 ON_GPU = ("cuda.jit", "device_function")
 

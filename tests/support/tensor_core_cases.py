@@ -100,11 +100,11 @@ def gelu(value: Any, row: Any, column: Any, bias: Any) -> Any:
     return 0.5 * value * (1 + math.erf(value * 0.7071067811865476)) + bias[column]
 
 
-def stage_kernel(name: str, index: int, precision: str) -> Kernel:
-    """Return the kernel that multiplies decomposed operands."""
+def stage_kernel(name: str, index: int, precision: str, rows: str = "") -> Kernel:
+    """Return the kernel that multiplies decomposed operands, or rows that are not, with an access."""
     stage = TENSOR_STAGES[name]
     assert isinstance(stage, TensorStage)
-    return stage.kernel_of(stage.configs[index], TensorVariant(ALL_PRECISIONS[precision]))
+    return stage.kernel_of(stage.configs[index], TensorVariant(ALL_PRECISIONS[precision], rows=rows))
 
 
 def steps_of(stage: Stage, precision: str, batched: bool = False, gpu: Gpu = GPU) -> tuple[Step, ...]:
@@ -150,7 +150,8 @@ def tma_kernel(index: int, way: str) -> Kernel:
 def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int, int]]]:
     """Yield descriptions, kernels and compute capabilities of a part.
 
-    It is "others", or a stage, the index of a configuration, and a precision or a way: "persistent:0:bf16x6".
+    It is "others", or a stage, the index of a configuration, a precision or a way, and an access to rows that are not
+    decomposed: "persistent:0:bf16x6".
     """
     if part == "others":
         yield {"stage": "row maxima"}, kernels_of("fp16x3")[0], CC
@@ -165,7 +166,7 @@ def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int
         for kernel, step in steps.items():
             yield {"stage": "decompose", "passed": passed(step)}, kernel, CC
         return
-    name, index, how = part.split(":")
+    name, index, how, *rows = part.split(":")
     stage = TENSOR_STAGES[name]
     config = stage.configs[int(index)]
     described = {"stage": name, "claim": config.claim}
@@ -174,8 +175,8 @@ def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int
         described |= {"way": how, "BM": config.BM, "passed": passed(step)}
         yield described, tma_kernel(int(index), how), CC
     else:  # for the oldest GPU that has its instructions
-        words = passed(steps_of(stage, "tf32x3")[-1])  # the same in all precisions and configurations
-        yield described | {"precision": how, "passed": words}, stage_kernel(name, int(index), how), stage.min_cc
+        words = passed(steps_of(stage, stage.precisions[-1])[-1])  # the same in all precisions and configurations
+        yield described | {"precision": how, "passed": words}, stage_kernel(name, int(index), how, *rows), stage.min_cc
 
 
 def compiled_rows(part: str) -> list[dict[str, Any]]:

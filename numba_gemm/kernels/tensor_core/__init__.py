@@ -2,7 +2,7 @@
 
 from ..code import Code
 from ..ladder.stage import TileConfig
-from .config import TensorVariant, WarpConfig, WarpgroupConfig
+from .config import RowsConfig, TensorVariant, WarpConfig, WarpgroupConfig
 from .direct_stage import DirectStage
 from .fused_stage import FusedStage
 from .precision import SHORT_SUMS, TENSOR_PRECISIONS, TensorPrecision
@@ -88,6 +88,20 @@ RECORDS: tuple[DirectStage | FusedStage | TensorStage | TmaStage, ...] = (
         precisions=("tf32",),
         tensor_precision=TENSOR_PRECISIONS["tf32"],
         boxes=boxes,
+    ),
+    TensorStage(
+        name="rows_in_registers",
+        summary="a large A is decomposed by the warpgroups that multiply it",
+        build=Code("tensor_core.rows_in_registers"),
+        configs=(
+            RowsConfig(128, 64, consumers=2, producers=1, claim=240),
+            RowsConfig(64, 64, producers=1),
+        ),
+        precisions=("bf16x3", "bf16x6", "bf16x9"),
+        complete=True,
+        waits=True,
+        splits=True,
+        reads_rows=True,
     ),
     TensorStage(
         name="warp_mma",

@@ -127,6 +127,14 @@ class WarpgroupConfig(Tiles):
         return ALIGNMENT + slots * (self.slot_bytes(precision) + 2 * BARRIER_BYTES)
 
 
+class RowsConfig(WarpgroupConfig):
+    """Configuration of a stage that copies rows of A as they are: twice 128 bytes per row and slot of 64 terms."""
+
+    def slot_bytes(self, precision: TensorPrecision) -> int:
+        """Bytes of a slot: floats of a tile of A, then all parts of a tile of B."""
+        return ROW_BYTES * (2 * self.BM + precision.parts * self.BN)
+
+
 @dataclass(frozen=True)
 class WarpConfig(Tiles):
     """Tile extents in elements of a stage whose warps multiply 32 x 32 each.
@@ -189,12 +197,15 @@ class TensorVariant(NamedTuple):
         Number of vectors that the epilogue takes.
     batched : bool
         True if the grid's y axis counts matrices of a batch.
+    rows : str
+        Access to rows of A that are not decomposed, "along4" or "any"; empty if they are.
     """
 
     precision: TensorPrecision
     epilogue: Callable[..., Any] | None = None
     vectors: int = 0
     batched: bool = False
+    rows: str = ""
 
 
 def words_per_row(precision: TensorPrecision) -> int:

@@ -72,8 +72,13 @@ def prepared_parts(precision: TensorPrecision, mn: int, k: int) -> Layout:
     return dense_words(rows[0], max(words))
 
 
-def decomposition_of(precision: TensorPrecision, product: Product, config: TensorConfig) -> Decomposition:
-    """Lay out the decomposed operands of a product; of the batch, only the last dimension counts."""
+def decomposition_of(
+    precision: TensorPrecision, product: Product, config: TensorConfig, of_b_alone: bool = False
+) -> Decomposition:
+    """Lay out the decomposed operands of a product; of the batch, only the last dimension counts.
+
+    If they are `of_b_alone`, what is laid out for B takes the places of A, too.
+    """
     k, batch, prepared = product.k, product.batch, product.prepared
     matrices, varies = batch.extents[-1], (batch.a[-1], batch.b[-1])
     layouts = [
@@ -86,6 +91,9 @@ def decomposition_of(precision: TensorPrecision, product: Product, config: Tenso
         layouts += [dense_words(spans, one.cols // words) for one in layouts]
     arguments, steps, end, vector, row_blocks = [], [], 0, Slot.VECTORS + len(product.vectors), 0
     for i, layout in enumerate(layouts):
+        if of_b_alone and not i & 1:
+            vector += i < 2 and prepared[0]  # parts of A are there, and are not read
+            continue
         if prepared[i & 1]:
             arguments.append(MatrixAt(Moving(vector if i < 2 else Slot.SCRATCH), layout))
             steps.append(0)
@@ -98,6 +106,8 @@ def decomposition_of(precision: TensorPrecision, product: Product, config: Tenso
         end += step * matrices or size
         if i < 2:
             row_blocks += layout.cols // words // DECOMPOSED_ROWS
+    if of_b_alone:
+        arguments, steps = arguments[:1] * 2 + arguments[1:] * 2, steps[:1] * 2 + steps[1:] * 2
     blocks = layouts[0].rows // precision.parts * row_blocks
     return Decomposition(precision, tuple(arguments), tuple(steps), matrices, end, blocks, spans * row_blocks)
 

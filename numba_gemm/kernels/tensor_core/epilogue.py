@@ -166,7 +166,7 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
         return again
 
     write_all = for_each_sum(GROUPS, write_one)
-    special_terms = infinite_terms(2 * DEEP, COLS) if PARTS > 1 else None
+    special_terms = infinite_terms(2 * DEEP, COLS, a_marked=not variant.rows) if PARTS > 1 else None
 
     @device_function
     def write(c, row, col, alpha, total, beta, a, b, x, y, vectors):

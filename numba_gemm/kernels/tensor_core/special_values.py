@@ -42,10 +42,10 @@ def term_by_term(x, y, row, col):
 
 @lru_cache(maxsize=4)
 def search(ahead: int):
-    """Make a device function ``(parts, own, line, k, slot_bits)`` that finds elements ``own[line, k]`` by their marks.
+    """Make a device function ``(parts, own, line, k, slot_bits, marked)`` that finds elements ``own[line, k]``.
 
-    It returns the first k, from this one on, of an element that is not ordinary, or the end of k. `ahead` is the number
-    of marks, or elements, that it loads at a time.
+    It returns the first k, from this one on, of an element that is not ordinary, or the end of k. If `marked`, it skips
+    slots without a mark. `ahead` is the number of marks, or elements, that it loads at a time.
     """
 
     @device_function
@@ -61,12 +61,12 @@ def search(ahead: int):
         return found
 
     @device_function
-    def next_special(parts, own, line, k, slot_bits):
+    def next_special(parts, own, line, k, slot_bits, marked):
         end = own.shape[1]
         found = end
         while k < end and found == end:
             slot = k >> slot_bits
-            if k == slot << slot_bits:
+            if marked and k == slot << slot_bits:
                 k = next_marked(parts, line, slot, ((end - 1) >> slot_bits) + 1) << slot_bits
             start = k & -ahead
             for i in range(ahead):
@@ -86,15 +86,16 @@ def place_of(first, i, paired, extent):
 
 
 @lru_cache(maxsize=64)
-def infinite_terms(rows: int, cols: int, ahead: int = AHEAD):
+def infinite_terms(rows: int, cols: int, ahead: int = AHEAD, a_marked: bool = True):
     """Make a device function ``(sums, a, b, x, y, row, col, slot_bits)``: the infinite terms of a thread's sums.
 
     The sums are those of `rows` rows, eight apart from `row` on, and of `cols` columns: `col` and the next, and so on
     every eight columns. `sums` has bit ``i * cols + j`` for the sum of the i-th row and j-th column, if it is wanted.
-    `a` and `b` are the decomposed operands, `x` and `y` the original ones; a slot has ``2**slot_bits`` terms. The
-    function returns three masks: of sums with a term of plus infinity, of sums with one of minus infinity, and of sums
-    with an element that is finite and not ordinary. A term that is NaN counts as both infinities. A search ends when
-    each wanted sum of its row or column is NaN or has such an element: it is found out, or must be recomputed.
+    `a` and `b` are the decomposed operands, `x` and `y` the original ones; a slot has ``2**slot_bits`` terms. Unless
+    `a_marked`, `a` is not read. The function returns three masks: of sums with a term of plus infinity, of sums with
+    one of minus infinity, and of sums with an element that is finite and not ordinary. A term that is NaN counts as
+    both infinities. A search ends when each wanted sum of its row or column is NaN or has such an element: it is found
+    out, or must be recomputed.
     """
     ONE_ROW, ONE_COL, TOGETHER = (1 << cols) - 1, sum(1 << i * cols for i in range(rows)), min(8, max(rows, cols))
     next_special = search(ahead)
@@ -129,7 +130,7 @@ def infinite_terms(rows: int, cols: int, ahead: int = AHEAD):
                 wanted = sums & (mask << uint64(line * step))
                 place, k = place_of(first, line, paired, own.shape[0]), int64(-1)
                 while k + 1 < end and (positive & negative | large) & wanted != wanted:
-                    k = next_special(parts, own, place, k + 1, slot_bits)
+                    k = next_special(parts, own, place, k + 1, slot_bits, a_marked or paired == 1)
                     value = own[place, min(k, end - 1)]
                     if k < end and abs(value) < float32(inf):
                         large |= wanted

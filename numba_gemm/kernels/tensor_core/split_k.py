@@ -65,7 +65,7 @@ def build(config, variant):
     looked for, else 0; and 1 if rows and columns have scales. Along x, the grid has one block per ``THREADS // groups``
     elements of C, in row-major order; along y, the matrices of a batch.
     """
-    store1, special_terms = element_store(variant.epilogue), infinite_terms(1, 1, ahead=8)
+    store1, special_terms = element_store(variant.epilogue), infinite_terms(1, 1, 8, variant.a_marked)
 
     @device_function
     def run(alpha, a, b, beta, c, x, y, partials, words, vectors):

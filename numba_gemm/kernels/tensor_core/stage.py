@@ -10,6 +10,7 @@ from typing import Any
 from ...device.units import FLOAT32_BYTES, MAX_GRID_X, MAX_GRID_Y, ceil_div
 from ...typing import PrecisionName
 from ..code import Code
+from ..ladder.stage import access_of
 from ..product import Layout, Product
 from ..stage import Gpu, Partition, Piece, Stage, cut, parts_of_batch
 from ..step import (
@@ -71,6 +72,7 @@ TEACHING_SIGNATURE, COMPLETE_SIGNATURE, ADD_PARTIALS_SIGNATURE = (
 )
 BUILD_ADD_PARTIALS = Code("tensor_core.split_k")
 LONG_SUM = 1024  # terms from which on a precision's own products are accurate enough, without `SHORT_SUMS`
+ROW_ACCESSES = ("along4",)  # to rows that are not decomposed, beside "any"
 PARTIALS_PER_THREAD = 4  # that a thread adds, if there are few
 MAX_PARTS_BYTES = 1 << 30  # of the parts of a batch's matrices that are decomposed at a time, unless one needs more
 
@@ -94,10 +96,13 @@ class AddPartialsVariant:
         Device function ``(value, row, col, *vectors)`` applied to each element of C.
     vectors : int
         Number of vectors that the epilogue takes.
+    a_marked : bool
+        True if decomposed A has marks.
     """
 
     epilogue: Callable[..., Any] | None = None
     vectors: int = 0
+    a_marked: bool = True
 
 
 @lru_cache(maxsize=256)
@@ -124,7 +129,8 @@ class TensorStage(Stage):
     epilogue's vectors, if any. A complete stage's grid has any number of blocks along x, and the matrices of a batch
     along y. The grid of any other has one block per block tile, columns along x and rows along y. One that ``waits``
     may start before the operands are decomposed, and waits for them. One that ``splits`` takes a `Partition` whose
-    blocks, along x, are several per tile of C: they share its sums (`split_k`).
+    blocks, along x, are several per tile of C: they share its sums (`split_k`). One that ``reads_rows`` reads A before
+    it is decomposed; in place of decomposed A, it is passed that of B once more.
     """
 
     min_cc: tuple[int, int] = (9, 0)
@@ -133,6 +139,7 @@ class TensorStage(Stage):
     complete: bool = False
     waits: bool = False
     splits: bool = False
+    reads_rows: bool = False
 
     @property
     def batch_dimensions(self) -> int:
@@ -151,8 +158,9 @@ class TensorStage(Stage):
     @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
     def kernel_of(self, config: TensorConfig, variant: TensorVariant) -> Kernel:
         """Return its kernel in a configuration and a variant."""
+        rows = f"_{variant.rows}" if variant.rows else ""
         return Kernel(
-            f"{self.name}_{variant.precision.name}_{config.name}",
+            f"{self.name}_{variant.precision.name}_{config.name}{rows}",
             self.build,
             COMPLETE_SIGNATURE if self.complete else TEACHING_SIGNATURE,
             config,
@@ -164,8 +172,14 @@ class TensorStage(Stage):
 
     def kernel(self, config: TensorConfig, product: Product, precision: str = "") -> Kernel:
         """Return the kernel that multiplies the decomposed operands."""
-        tensor_precision, batched = self.precision_for(precision, product.k), product.batch.extents[-1] > 1
-        return self.kernel_of(config, TensorVariant(tensor_precision, product.epilogue, len(product.vectors), batched))
+        own = self.precision_for(precision, product.k), product.epilogue, len(product.vectors)
+        rows = self.rows_access(product) if self.reads_rows else ""
+        return self.kernel_of(config, TensorVariant(*own, product.batch.extents[-1] > 1, rows))
+
+    def rows_access(self, product: Product) -> str:
+        """Return the access to rows of A, for a stage that reads them."""
+        converted = product.converted
+        return access_of(ROW_ACCESSES, converted.a, converted.batch.a[-1])
 
     def shares(self, config: TensorConfig, product: Product, precision: str, partition: Partition | None) -> int:
         """Return the number of blocks among which a partition divides each sum."""
@@ -185,13 +199,13 @@ class TensorStage(Stage):
         assert product.batch.extents[:-1] == (1, 1), "one launch takes one dimension"
         kernel = self.kernel(config, product, precision)
         tensor_precision, batched = kernel.variant.precision, kernel.variant.batched
-        made = decomposition_of(tensor_precision, product, config)
+        made = decomposition_of(tensor_precision, product, config, self.reads_rows)
         x, y, z = MatrixAt(AT_A, product.a), MatrixAt(AT_B, product.b), MatrixAt(AT_C, product.c)
         across = MatrixAt(AT_B, product.b.transposed)
         batch, own, places = product.batch, made.steps, made.arguments
         a_step, b_step, c_step = batch.a[-1], batch.b[-1], batch.c[-1]
         of_a, of_b = product.prepared
-        wanted = not of_a, not of_b
+        wanted = not (of_a or self.reads_rows), not of_b
         before = decomposing_steps(made, (x, across), (a_step, b_step), wanted, batched, gpu, self.waits)
         overlaps = self.waits and bool(before)
         arguments: tuple[Any, ...] = (ALPHA, *places[:2], BETA, z)
@@ -210,10 +224,13 @@ class TensorStage(Stage):
         pitch = FLOAT32_BYTES * cols * config.BN
         sums = Layout(shares * rows * config.BM, cols * config.BN, pitch, FLOAT32_BYTES)
         partials, step = MatrixAt(Moving(Slot.SCRATCH, made.bytes), sums), sums.rows * pitch
-        kernel = self.kernel_of(config, TensorVariant(tensor_precision, batched=batched))  # without the epilogue
+        kernel = self.kernel_of(config, kernel.variant._replace(epilogue=None, vectors=0))
         arguments = (ALPHA_ONE, *places[:2], BETA_ZERO, partials, x, y, Words((own[0], own[1], step, a_step, b_step)))
         multiplies = Step(kernel, grid, block, arguments, overlaps)
-        groups, variant = threads_per_sum(shares), AddPartialsVariant(product.epilogue, len(vectors))
+        groups, variant = (
+            threads_per_sum(shares),
+            AddPartialsVariant(product.epilogue, len(vectors), not self.reads_rows),
+        )
         slot_bits = tensor_precision.slot_bits if tensor_precision.parts > 1 else 0
         counts = shares, groups, slot_bits, int(tensor_precision.scaled)
         words = Words((own[0], own[1], c_step, a_step, b_step, step, *counts))
@@ -237,6 +254,6 @@ class TensorStage(Stage):
             return
         count = min(batch.extents[-1], MAX_GRID_Y)
         some = product._replace(batch=batch._replace(extents=(1, 1, count)))
-        each = sum(decomposition_of(self.precision_for(precision, product.k), some, config).steps)
+        each = sum(decomposition_of(self.precision_for(precision, product.k), some, config, self.reads_rows).steps)
         count = max(1, min(count, MAX_PARTS_BYTES // max(each, 1)))
         yield from parts_of_batch(product, count)

@@ -41,7 +41,7 @@ def ladder_stages() -> list[DirectStage | TensorStage]:
         stage
         for stage in TENSOR_STAGES.values()
         if isinstance(stage, DirectStage)
-        or (isinstance(stage, TensorStage) and isinstance(stage.configs[0], WarpgroupConfig))
+        or (isinstance(stage, TensorStage) and isinstance(stage.configs[0], WarpgroupConfig) and not stage.reads_rows)
     ]
 
 

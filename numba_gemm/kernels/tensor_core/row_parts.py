@@ -1,0 +1,151 @@
+"""Rows of an operand from memory to registers, where their parts are computed: those that `decompose` would make.
+
+A slot has 64 k of each row, as floats: 256 bytes, whose 16-byte chunks are permuted so that the 64-bit loads of a half
+warp use all banks. A thread holds two rows, eight apart, in the order in which a matrix instruction takes its first
+operand from registers. Each 32-bit word of a part is of two k.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from numba import int32, int64, uint32
+
+from ...device.address import address_of, copy4_or_zero, copy16_or_zero, row_step, shared_load2
+from ...device.mma import bf16_floats, bf16_word, word_of
+from ...device.narrow import pair, short_bf16_of_number
+from ...simulator.switch import device_function
+from .accumulate import STEPS
+from .config import GROUP_ROWS, ROW_BYTES, WARPGROUP
+
+PITCH = 2 * ROW_BYTES  # of a row's floats in a slot
+TERMS = PITCH // 4
+AT_ONCE = 4  # copies of a thread
+WORDS = 4 * STEPS  # of a thread's two rows in a slot, for each part
+FLOATS = 2 * WORDS
+
+
+@device_function
+def position(row, k):
+    """Bytes from the start of a tile of A to an element: chunks of a row are permuted by XOR with twice the row."""
+    chunk = uint32(uint32(k // uint32(4)) ^ uint32(row % uint32(4) * uint32(2)))
+    return uint32(row * uint32(PITCH) + (chunk << uint32(4)) + k % uint32(4) * uint32(4))
+
+
+@lru_cache(maxsize=64)
+def row_copies(access: str, extent: int):
+    """Make a device function ``(memory, tid, at, x, block_row, k)``, which all threads of a warpgroup call.
+
+    It starts copying a tile of `extent` rows and 64 k of x to the address `at`; what is not in x becomes zeros.
+    """
+    WIDTH = 4 if access == "along4" else 1  # floats per copy
+    ACROSS = TERMS // WIDTH  # copies per row
+    DOWN = WARPGROUP // ACROSS  # rows from a copy of a thread to its next one
+    copy = copy16_or_zero if WIDTH == 4 else copy4_or_zero
+
+    @device_function
+    def fetch(memory, tid, at, x, block_row, k):
+        row, own_k = uint32(tid // uint32(ACROSS)), uint32(tid % uint32(ACROSS) * uint32(WIDTH))
+        address = address_of(x, block_row + int64(row), k + int64(own_k))
+        rows = int32(min(x.shape[0] - block_row, int64(extent))) if k + int64(own_k) < x.shape[1] else int32(0)
+        rest = int32(rows - int32(row))  # rows from the next copy's on
+        to = uint32(at + position(row, own_k))
+        end = uint32(to + extent * PITCH)
+        while to < end:  # unrolled in full, it would take more registers than a thread that fetches has
+            for i in range(AT_ONCE):
+                turned = uint32(to ^ uint32(i * DOWN % 4 << 5))
+                copy(
+                    memory,
+                    uint32(turned + i * DOWN * PITCH),
+                    x,
+                    address + i * DOWN * row_step(x),
+                    rest > int32(i * DOWN),
+                )
+            address += AT_ONCE * DOWN * row_step(x)
+            to = uint32(to + AT_ONCE * DOWN * PITCH)
+            rest = int32(rest - AT_ONCE * DOWN)
+
+    return fetch
+
+
+@device_function
+def first_float(group, warp, lane):
+    """Return the upper one of a thread's two rows in a tile, and the byte offset of its first float."""
+    row = uint32(group * uint32(GROUP_ROWS) + warp * uint32(16) + lane // uint32(4))
+    return row, position(row, uint32(lane % uint32(4) * uint32(2)))
+
+
+@device_function
+def load_rows(floats, memory, at):
+    """Load the floats of a thread's two rows, the first at `at`, in the order of the matrix instructions' words."""
+    for step in range(STEPS):
+        for half in range(2):
+            upper = uint32(uint32(at ^ uint32((step % 2 * 2 + half) << 5)) + uint32(step // 2 * ROW_BYTES))
+            at_word = 8 * step + 4 * half
+            two = shared_load2(memory, upper)
+            floats[at_word], floats[at_word + 1] = two[0], two[1]
+            two = shared_load2(memory, uint32(upper + uint32(8 * PITCH)))
+            floats[at_word + 2], floats[at_word + 3] = two[0], two[1]
+
+
+@lru_cache(maxsize=64)
+def part_of(p: int, parts: int, short: bool):
+    """Make a device function ``(words, floats)`` that computes part p of a thread's floats.
+
+    `floats` are what the parts before have left, and become what this part leaves.
+    """
+
+    @device_function
+    def last(words, floats):
+        for w in range(WORDS):
+            words[p * WORDS + w] = bf16_word(floats[2 * w], floats[2 * w + 1])
+
+    # Of a NaN, some part is NaN: at the latest the second one, a NaN minus anything.
+    @device_function
+    def first_short(words, floats):
+        for w in range(WORDS):
+            x, y = short_bf16_of_number(floats[2 * w]), short_bf16_of_number(floats[2 * w + 1])
+            words[p * WORDS + w] = word_of(pair(x, y))
+            floats[2 * w] -= x
+            floats[2 * w + 1] -= y
+
+    @device_function
+    def part(words, floats):
+        for w in range(WORDS):
+            both = bf16_word(floats[2 * w], floats[2 * w + 1])
+            words[p * WORDS + w] = both
+            x = bf16_floats(both)
+            floats[2 * w] -= x[0]
+            floats[2 * w + 1] -= x[1]
+
+    return last if p == parts - 1 else first_short if short and p == 0 else part
+
+
+@lru_cache(maxsize=64)
+def decompositions(parts: int, short: bool):
+    """Make a device function ``(words, floats, memory, at)`` that loads a thread's rows and computes all parts."""
+
+    @device_function
+    def nothing(words, floats):
+        pass
+
+    def from_part(p):
+        if p == parts:
+            return nothing
+        own, following = part_of(p, parts, short), from_part(p + 1)
+
+        @device_function
+        def make(words, floats):
+            own(words, floats)
+            following(words, floats)
+
+        return make
+
+    all_parts = from_part(0)
+
+    @device_function
+    def decompose(words, floats, memory, at):
+        load_rows(floats, memory, at)
+        all_parts(words, floats)
+
+    return decompose

@@ -1,0 +1,277 @@
+"""rows_in_registers: a large A is read once, as it is; only B is decomposed in memory.
+
+Bottleneck before: a separate launch decomposes A. In bf16x6 it reads four bytes and writes six per element, and the
+    product reads these six. If B has few columns, this takes longer than all matrix instructions.
+Idea: a warpgroup that fetches copies floats of A to shared memory by `cp.async`, beside the parts of B. The matrix
+    instruction takes its rows of A from registers, so a thread that multiplies reads the floats of its own rows there
+    and decomposes them. While the products of a slot are under way, it decomposes the rows of the next. The order of
+    the products and all sums are those of `persistent`, and so are the bits of the result.
+Traffic: a block reads its rows of A once, four bytes per element, and all parts of B, which stay in the L2 cache.
+Registers and shared memory: three sums of a warpgroup's tile; the parts of a slot's rows, 16 words each per thread, and
+    those of the next slot; as many slots as fit. 16-byte chunks of a row are permuted, so that the 64-bit loads of a
+    half warp use all banks.
+Limits: blocks with different columns of the same rows decompose the same elements, so a B of many columns is better
+    multiplied by `persistent`. Rows of A that 16-byte copies cannot read are copied float by float.
+"""
+
+from functools import cache, lru_cache
+
+from numba import cuda, float32, int64, uint32
+
+from ...device import bulk_copy, mbarrier, registers, wgmma
+from ...device.address import address_of
+from ...device.grid_order import let_next_start, wait_for_last
+from ...device.units import WARP
+from ...simulator.switch import device_function, hardware_only
+from ..stage import require
+from .accumulate import FOLD, STEPS, steps
+from .config import ROW_BYTES, ROW_WORDS, WarpgroupConfig
+from .epilogue import of_batch, place, sums_store
+from .pipeline import first_slot, ring
+from .precision import TensorPrecision
+from .row_parts import FLOATS, PITCH, TERMS, WORDS, decompositions, first_float, row_copies
+from .split_k import share
+from .stage import BARRIER_BYTES, LEFT, WARPGROUP
+
+UNIT = 16  # bytes per unit of a descriptor
+STEP = wgmma.STEP_BYTES // UNIT
+
+
+@lru_cache(maxsize=64)
+def row_products(columns: int, precision: TensorPrecision):
+    """Make device functions ``(sums, words, b)`` that start products of a slot as a separate group.
+
+    The first computes the leading products, afresh, and the second adds all others. `b` is the descriptor of the first
+    part of B. The third is a tuple: leading products of each step by itself, afresh.
+    """
+    PART = ROW_BYTES * columns // UNIT  # of B
+
+    @cache
+    def product(part, step, fresh=False):
+        return wgmma.multiply_rows(columns, part * WORDS + 4 * step, precision.kind, fresh)
+
+    @device_function
+    def nothing(sums, words, b):
+        pass
+
+    def from_product(pairs, q, fresh=False):
+        """Make the products from index q on, unrolled by recursion: in a loop, the compiler would wait for each."""
+        if q == len(pairs):
+            return nothing
+        (a, part), following = pairs[q], from_product(pairs, q + 1)
+        first, second, third, fourth = (product(a, step, fresh and step == 0) for step in range(STEPS))
+
+        @device_function
+        def products(sums, words, b):
+            first(sums, words, b + part * PART, True)
+            second(sums, words, b + (part * PART + STEP), True)
+            third(sums, words, b + (part * PART + 2 * STEP), True)
+            fourth(sums, words, b + (part * PART + 3 * STEP), True)
+            following(sums, words, b)
+
+        return products
+
+    def group(start):
+        @device_function
+        def products(sums, words, b):
+            wgmma.fence()
+            start(sums, words, b)
+            wgmma.commit()
+
+        return products
+
+    def one_step(step):
+        multiply = product(0, step, True)
+
+        @device_function
+        def start(sums, words, b):
+            multiply(sums, words, b + step * STEP, False)
+
+        return start
+
+    lead, rest = from_product(precision.products[-1:], 0, True), from_product(precision.products[:-1], 0)
+    return group(lead), group(rest), tuple(group(one_step(step)) for step in range(STEPS))
+
+
+@lru_cache(maxsize=64)
+def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
+    """Make a device function ``(total, memory, start, full, empty, i, parity, k_slots, first)``.
+
+    It does what that of `accumulate` does. `first` is the byte offset, in a slot, of a thread's first float.
+    """
+    BN, PARTS, SLOT, B_START = config.BN, precision.parts, config.slot_bytes(precision), PITCH * config.BM
+    COLUMN_GROUPS, ALL_WORDS, STEPWISE, COMPENSATED = BN // 8, PARTS * WORDS, precision.stepwise, precision.compensated
+    wait, wait_for_rows = wgmma.waiting(BN), wgmma.waiting_for_rows(BN, ALL_WORDS)
+    decompose, (lead, rest, (lead0, lead1, lead2, lead3)) = (
+        decompositions(PARTS, precision.short),
+        row_products(BN, precision),
+    )
+    clear, add, add_exactly, finish = steps(BN)
+    await_slot, give_back, following = ring(config.slots(precision))
+
+    @device_function
+    def add_step(total, sums, rests, words):
+        wait_for_rows(sums, words, 0)
+        add_exactly(total, sums)
+        add(rests, sums)
+
+    @device_function
+    def turn(total, sums, rests, words, next_words, floats, memory, start, full, empty, i, parity, s, k_slots, first):
+        """Add the products of slot s, and decompose the rows of the next slot meanwhile."""
+        b = wgmma.descriptor(uint32(start + i * SLOT + B_START))
+        if not STEPWISE:
+            lead(sums, words, b)
+        rest(rests, words, b)
+        if not STEPWISE:
+            wait(sums, 1)
+            if COMPENSATED:
+                add_exactly(total, sums)
+            else:
+                add(total, sums)
+        next_i, next_parity = following(i, parity)
+        if uint32(s + 1) < k_slots:
+            await_slot(full, next_i, next_parity)
+            decompose(next_words, floats, memory, uint32(start + next_i * SLOT + first))
+        wait_for_rows(rests, words, 0)
+        if STEPWISE:  # the rests are complete before these steps add to them
+            lead0(sums, words, b)
+            add_step(total, sums, rests, words)
+            lead1(sums, words, b)
+            add_step(total, sums, rests, words)
+            lead2(sums, words, b)
+            add_step(total, sums, rests, words)
+            lead3(sums, words, b)
+            add_step(total, sums, rests, words)
+        give_back(empty, i)
+        if COMPENSATED and not STEPWISE:
+            add(rests, sums)
+        if not STEPWISE and s % uint32(FOLD) == uint32(FOLD - 1):
+            if COMPENSATED:
+                add_exactly(total, rests)
+            else:
+                add(total, rests)
+                clear(rests)
+        return next_i, next_parity
+
+    @device_function
+    def sum_tile(total, memory, start, full, empty, i, parity, k_slots, first):
+        sums, rests = cuda.local.array((COLUMN_GROUPS, 4), float32), cuda.local.array((COLUMN_GROUPS, 4), float32)
+        even, odd = cuda.local.array(ALL_WORDS, uint32), cuda.local.array(ALL_WORDS, uint32)
+        floats = cuda.local.array(FLOATS, float32)
+        clear(total)
+        clear(rests)
+        await_slot(full, i, parity)
+        decompose(even, floats, memory, uint32(start + i * SLOT + first))
+        s = uint32(0)
+        while s < k_slots:
+            i, parity = turn(
+                total, sums, rests, even, odd, floats, memory, start, full, empty, i, parity, s, k_slots, first
+            )
+            s = uint32(s + 1)
+            if s < k_slots:
+                i, parity = turn(
+                    total, sums, rests, odd, even, floats, memory, start, full, empty, i, parity, s, k_slots, first
+                )
+                s = uint32(s + 1)
+        finish(total, rests)
+        return i, parity
+
+    return sum_tile
+
+
+def build(config, variant):
+    """Make the kernel ``(alpha, a, b, beta, c, x, y, steps, vectors)``; it does not read `a`."""
+    precision, BM, BN, PARTS = variant.precision, config.BM, config.BN, variant.precision.parts
+    require(
+        config,
+        {
+            "one producer": config.producers == 1,
+            "several parts of BF16": precision.kind == "bf16" and PARTS > 1,
+            "BN <= 128": BN <= 128,
+        },
+    )
+    SLOTS, CONSUMERS, SLOT = config.slots(precision), config.consumers, config.slot_bytes(precision)
+    COLUMN_GROUPS, CLAIM = BN // 8, config.claim
+    B_START, B_BYTES = PITCH * BM, ROW_BYTES * BN
+    fetch_rows, sum_tile = row_copies(variant.rows, BM), tile_sums(config, precision)
+    store, (_, _, following) = sums_store(variant, COLUMN_GROUPS), ring(SLOTS)
+
+    @device_function
+    def fetch_b(at, b, s, k_slots, block_col, full):
+        mbarrier.expect(full, uint32(PARTS * B_BYTES))
+        for p in range(PARTS):
+            source = address_of(b, int64(p * k_slots + s), block_col * ROW_WORDS)
+            bulk_copy.bulk_load(uint32(at + (B_START + p * B_BYTES)), source, uint32(B_BYTES), full)
+
+    @device_function
+    def run(alpha, a, b, beta, c, x, y, steps, vectors):
+        a, b, c, x, y = member(a, b, c, x, y, steps)
+        memory = cuda.shared.array(0, float32, alignment=128)
+        start = first_slot(memory)
+        full = uint32(start + SLOTS * SLOT)
+        empty = uint32(full + SLOTS * BARRIER_BYTES)
+        tid = uint32(cuda.threadIdx.x)
+        k_slots = uint32(b.shape[0] // PARTS)
+        rows, cols = uint32((c.shape[0] + (BM - 1)) // BM), uint32((c.shape[1] + (BN - 1)) // BN)
+        own_rows = uint32((x.shape[0] + (BM - 1)) // BM)
+        split = rows > own_rows  # C is several matrices of partial sums
+        if tid == uint32(0):
+            for i in range(SLOTS):
+                mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(WARPGROUP + 1))
+                mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(WARPGROUP // WARP * CONSUMERS))
+            mbarrier.initialised()
+        cuda.syncthreads()  # the barriers are set up before any thread waits on them
+        if split:
+            let_next_start()
+
+        i, tile = uint32(0), uint32(cuda.blockIdx.x)
+        if tid >= uint32(WARPGROUP * CONSUMERS):
+            if CLAIM > 0:
+                registers.release(LEFT)
+            parity = uint32(1)  # of the phase before the first, so that all slots count as empty
+            own = uint32(tid - uint32(WARPGROUP * CONSUMERS))
+            while tile < uint32(rows * cols):
+                tile_row, tile_col = place(tile, rows, cols)
+                tile_row, s, end = share(tile_row, rows, own_rows, k_slots)
+                while s < end:
+                    at, filled = uint32(start + i * SLOT), uint32(full + i * BARRIER_BYTES)
+                    while not mbarrier.ended(uint32(empty + i * BARRIER_BYTES), parity):
+                        pass
+                    fetch_rows(memory, own, at, x, int64(tile_row) * BM, int64(s) * TERMS)
+                    mbarrier.arrive_after_copies(filled)
+                    if own == uint32(0):
+                        wait_for_last()  # B has been decomposed
+                        fetch_b(at, b, s, k_slots, int64(tile_col) * BN, filled)
+                    s = uint32(s + 1)
+                    i, parity = following(i, parity)
+                tile = uint32(tile + cuda.gridDim.x)
+        else:
+            if CLAIM > 0:
+                registers.claim(CLAIM)
+            wait_for_last()  # the marks of B, which the end of a tile may read, have been written
+            group, lane, warp = uint32(tid // WARPGROUP), uint32(tid % WARP), uint32(tid // WARP % 4)
+            own_row, first = first_float(group, warp, lane)
+            total = cuda.local.array((COLUMN_GROUPS, 4), float32)
+            parity = uint32(0)
+            while tile < uint32(rows * cols):
+                tile_row, tile_col = place(tile, rows, cols)
+                _, begin, end = share(tile_row, rows, own_rows, k_slots)
+                k_slots_own = uint32(end - begin)
+                i, parity = sum_tile(total, memory, start, full, empty, i, parity, k_slots_own, first)
+                row = int64(tile_row) * BM + int64(own_row)
+                col = int64(tile_col) * BN + int64(lane % 4 * 2)
+                store(c, row, col, alpha, total, beta, a, b, x, y, vectors, split)
+                tile = uint32(tile + cuda.gridDim.x)
+
+    member = of_batch(variant)
+    bounds = hardware_only(launch_bounds=(config.threads, 1))
+
+    @cuda.jit(**bounds)
+    def rows_in_registers(alpha, a, b, beta, c, x, y, steps):
+        run(alpha, a, b, beta, c, x, y, steps, ())
+
+    @cuda.jit(**bounds)
+    def rows_in_registers_with(alpha, a, b, beta, c, x, y, steps, vectors):
+        run(alpha, a, b, beta, c, x, y, steps, vectors)
+
+    return rows_in_registers_with if variant.vectors else rows_in_registers
