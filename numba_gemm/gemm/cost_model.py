@@ -24,8 +24,9 @@ from ..models.roofline import FP32_LANES_PER_SM
 __all__ = ["RATES", "Costs", "Rate", "costs_of", "rate_of", "rated"]
 
 # The constants below and RATES are fitted to 7,086 products of 132 shapes on an H200 (132 SMs at 1.98 GHz, graph
-# replays; docs/experiments.md); rates of `thin` and REGROUP, to 183 products of 38 thin or deep shapes. Clocks of a
-# launch, of a tile of C's first trip to memory, and of a piece of a tile's.
+# replays; docs/experiments.md); rates of `thin` and REGROUP, to 183 products of 38 thin or deep shapes, and those of
+# 1x1x512 and 4x1x256, to 109 products of a vector. Clocks of a launch, of a tile of C's first trip to memory,
+# and of a piece of a tile's.
 LAUNCH, TILE, PIECE = 1626, 1934, 683
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.49
@@ -69,7 +70,8 @@ class Rate:
     resident : int
         Blocks that an SM holds at once, or fewer if those are as fast.
     floats : float
-        Factor by which the multiply-adds take longer beside copies of an A or B that allows no vectors.
+        Factor by which the multiply-adds take longer beside copies of an A or B that allows no vectors; 0 if the
+        configuration is not considered for these.
     along : bool or None
         True if a narrow configuration is for an A whose contiguous axis is k, False if for any other; None if it is for
         both, and a C of one tile.
@@ -98,12 +100,12 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
     ("stream_k", 32, 64, 32): Rate(0.555, alone=1525, resident=4, floats=1.08),
     ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07),
     ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02),
-    ("stream_k", 256, 16, 16): Rate(0.5, alone=1300, resident=3, along=False),
     # For a C of few columns, with an A whose contiguous axis is k, and with any other.
-    ("thin", 16, 1, 256): Rate(0.0536, alone=223, resident=2, floats=1.7, along=True),
-    ("thin", 1, 1, 512): Rate(0.04, alone=110, resident=4, floats=1.35, along=True),
+    ("thin", 1, 1, 512): Rate(0.04, alone=90, resident=2, floats=0, along=True),
+    ("thin", 4, 1, 256): Rate(0.0555, alone=210, resident=3, floats=1.5, along=True),
+    ("thin", 16, 1, 256): Rate(0.0536, alone=223, resident=2, floats=0, along=True),
     ("thin", 32, 4, 128): Rate(0.129, alone=419, resident=2, floats=1.5, along=True),
-    ("thin", 64, 8, 64): Rate(0.333, alone=403, resident=2, floats=1.5, along=True),
+    ("thin", 64, 8, 64): Rate(0.333, alone=403, resident=2, floats=0, along=True),
     ("thin", 64, 16, 64): Rate(0.467, alone=585, resident=1, floats=1.7, along=True),
     ("thin", 64, 1, 64): Rate(0.0484, alone=262, resident=1, floats=1.5, along=False),
     ("thin", 128, 4, 32): Rate(0.233, alone=388, resident=1, floats=2.9, along=False),
@@ -347,5 +349,5 @@ def costs_of(
     return tuple(
         Costs(stage, config, rate, cc, sm_count, vectors, stores_vectors)
         for stage, config, rate in rates
-        if rate is not None
+        if rate is not None and (vectors or rate.floats)
     )

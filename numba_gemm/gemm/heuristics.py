@@ -26,7 +26,7 @@ from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, Costs, Way, common_divi
 from .precision import tensor_stage
 
 TF32_TMA, ROWS, FUSED = (TENSOR_STAGES[name] for name in ("tf32_tma", "rows_in_registers", "fused_decomposition"))
-FUSED_PRECISION, FUSED_CC = "bf16x6", (9, 0)  # in which, and where, `FUSED` was timed
+TIMED, ROWS_COLUMNS = ("bf16x6", (9, 0)), 768  # where `ROWS` and `FUSED` were timed; the most columns of `ROWS`
 TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
 DECOMPOSING = 2.0  # factor by which decomposed operands must be expected to be faster than those of tensor maps
@@ -45,7 +45,7 @@ class Problem(NamedTuple):
     aligned : bool
         True if all operands allow 128-bit accesses by rows.
     vectors : bool
-        True if A and B allow them along whichever axis is contiguous.
+        True if A and B allow them along whichever axis is contiguous; a vector needs none.
     a_along, b_along : bool
         True if k is the contiguous axis of A, and of B.
     by_columns : bool
@@ -136,16 +136,16 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
     a, b, c, batch = converted.a, converted.b, product.c, converted.batch
     whole = batch is ONE or all(step % 16 == 0 for steps in (batch.a, batch.b, batch.c) for step in steps)
     a_rows, b_rows = a.aligned, b.aligned
-    tma = None
-    if converted is product and precision in TF32_TMA.precisions and TF32_TMA.runs_on(gpu.cc):
-        tma = tma_operands(product)
+    of_a, of_b = a_rows or a.transposed.aligned or a.rows == 1, b_rows or b.transposed.aligned or b.cols == 1
+    mapped = converted is product and precision in TF32_TMA.precisions and TF32_TMA.runs_on(gpu.cc)
+    tma = tma_operands(product) if mapped else None
     return Problem(
         c.rows,
         c.cols,
         a.cols,
         batch.matrices,
         aligned=a_rows and b_rows and c.aligned and whole,
-        vectors=whole and (a_rows or a.transposed.aligned) and (b_rows or b.transposed.aligned),
+        vectors=whole and of_a and of_b,
         a_along=a.col_stride == FLOAT32_BYTES,
         b_along=b.row_stride == FLOAT32_BYTES and b.col_stride != FLOAT32_BYTES,
         by_columns=c.row_stride == FLOAT32_BYTES and c.col_stride != FLOAT32_BYTES,
@@ -202,13 +202,13 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
             stage, precision, m, n, k, matrices, sm_count, tma, bandwidth, None if dividing else most
         )
     ]
-    if only is None and precision == FUSED_PRECISION and k < LONG_SUM and wanted.cc == FUSED_CC:
-        # Longer sums are divided among blocks instead, or decomposed once.
+    others = []
+    if only is None and (precision, wanted.cc) == TIMED and k < LONG_SUM:  # `FUSED` does not divide longer sums
         seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count)
-        fused = Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)
-        found = sorted([*found, fused], key=lambda one: one.clocks)
-    if only is None and tensor_heuristics.ROWS_CHOSEN and precision in ROWS.precisions and ROWS.runs_on(wanted.cc):
-        found = sorted([*found, *_ranked_tensor(wanted, ROWS, most)], key=lambda one: one.clocks)
+        others = [Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)]
+    elif only is None and (precision, wanted.cc) == TIMED and wanted.a_along and wanted.vectors and n <= ROWS_COLUMNS:
+        others = _ranked_tensor(wanted, ROWS, most)
+    found = sorted([*found, *others], key=lambda one: one.clocks) if others else found
     if dividing:
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
         others = [one for one in _ranked_tensor(wanted._replace(tma=""), None) if one.partition is not None]

@@ -51,6 +51,7 @@ class BoundProduct:
         "_memory",
         "_offsets",
         "_operands_alone",
+        "_read",
         "_tensor_maps",
         "device",
         "launches",
@@ -80,6 +81,7 @@ class BoundProduct:
         self._operands_alone = not others
         self._offsets = [offset for slot, offset in others if slot == Slot.SCRATCH]
         self._counts = COUNTERS in others
+        self._read = [slot - Slot.VECTORS for slot, _ in others if slot >= Slot.VECTORS]
         self._maps: list[dict[int, int]] = [{} for _ in launches.maps]
         self._frames: list[Frame] = []
 
@@ -127,6 +129,8 @@ class BoundProduct:
         self, frame: Frame, alpha: float, a: int, b: int, beta: float, c: int, stream: int, vectors: Sequence[int]
     ) -> None:
         launches = self.launches
+        if len(vectors) > len(self._read):  # parts of prepared operands that the launches do not read
+            vectors = [vectors[i] for i in self._read]
         if launches.maps:
             self._pack(frame, (a, b), self.places, alpha, a, b, beta, c, vectors)
             frame.launch(stream)

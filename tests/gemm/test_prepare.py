@@ -73,7 +73,7 @@ def shift(value, row, col, bias):
 
 @pytest.mark.parametrize("sides", ["b", "a", "ab"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("extents", [(600, 700, 1024), (64, 64, 9000)], ids=["whole", "divided"])
+@pytest.mark.parametrize("extents", [(600, 700, 1024), (64, 64, 9002)], ids=["whole", "divided"])
 def test_a_prepared_operand_is_not_decomposed_again(torch, gpu, full_checks, extents, precision, sides):
     m, n, k = extents
     a, b = tensor(m, k), turned(tensor(n, k))
@@ -179,20 +179,44 @@ def test_plan(torch, gpu):
         plan(64, 128, 96, precision="bf16x6")(tensor(64, 96), weights)
 
 
-def test_parts_that_are_not_read(torch, gpu):
+@pytest.mark.parametrize("vectors", [0, 1])
+def test_parts_that_are_not_read(torch, gpu, vectors):
     """Small products are decomposed where they are multiplied, prepared or not: the bits are the same."""
     a, b = tensor(64, 96), tensor(96, 128)
-    weights = prepare(b, "bf16x6")
+    weights, bias = prepare(b, "bf16x6"), Tensor(on_boundary(filled(1, 128)[0]))
+    options = {"epilogue": shift, "epilogue_args": (bias,)} if vectors else {}
     with gpu.recording() as made:
-        tiled_sgemm(a, b, precision="bf16x6")
-        tiled_sgemm(a, weights)
+        tiled_sgemm(a, b, precision="bf16x6", **options)
+        tiled_sgemm(a, weights, **options)
     usual, did = made
-    assert usual.kernel == did.kernel
+    assert (usual.kernel, usual.a, usual.b) == (did.kernel, did.a, did.b)
+    assert not vectors or usual.vector0 == did.vector0
     assert usual.kernel.startswith("fused_decomposition_bf16x6")
-    assert usual.b == did.b
     told = explain(a, weights)
     assert (told.stage, told.launches, told.workspace_bytes) == ("fused_decomposition", 1, 0)
     assert told.microseconds == explain(a, b, precision="bf16x6").microseconds
+
+
+@pytest.mark.parametrize("sides", ["b", "a", "ab"])
+@pytest.mark.parametrize("vectors", [0, 1])
+def test_parts_of_a_are_not_read_by_rows_in_registers(torch, gpu, sides, vectors):
+    a, b = tensor(64, 9000), turned(tensor(64, 9000))
+    kept = {side: prepare(x, "bf16x6", side=side) for side, x in (("a", a), ("b", b)) if side in sides}
+    bias = Tensor(on_boundary(filled(1, 64)[0]))
+    options = {"epilogue": shift, "epilogue_args": (bias,)} if vectors else {}
+    with gpu.recording() as usual:
+        tiled_sgemm(a, b, precision="bf16x6", **options)
+    with gpu.recording() as made:
+        for _ in range(2):  # checked in full, and repeated
+            tiled_sgemm(kept.get("a", a), kept.get("b", b), **options)
+    assert usual[-2].kernel.startswith("rows_in_registers_bf16x6")
+    if "b" not in sides:
+        assert names(made) == 2 * names(usual)
+    else:
+        assert names(made) == 2 * names(usual[1:])
+        assert {did.b[0] for did in made if did.kernel == usual[-2].kernel} == {kept["b"].parts.data_ptr()}
+    for did in made[len(made) // 2 - 1 :: len(made) // 2]:
+        assert not vectors or did.vector0[4] == bias.data_ptr()
 
 
 def test_fp32_auto_uses_parts_where_it_stands_for_their_precision(torch, gpu, full_checks):

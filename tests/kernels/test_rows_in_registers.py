@@ -14,7 +14,7 @@ from support.tensor_core_cases import compiled_rows
 
 import numba_gemm
 from numba_gemm.device.async_copy import commit_group, wait_group
-from numba_gemm.gemm import heuristics, tensor_heuristics
+from numba_gemm.gemm import heuristics
 from numba_gemm.gemm.explain import explain
 from numba_gemm.gemm.heuristics import Problem
 from numba_gemm.kernels.product import ONE, Batch, Product, dense
@@ -157,11 +157,11 @@ def test_special_values_are_found_without_marks_of_a(split):
     x[0, 70], x[1, 149], x[2, 0], x[2, 149], x[9, 64] = NAN, INF, INF, -INF, -INF
     y[3, 1], y[149, 2], y[64, 3], y[:, 4] = INF, 0, 0, 1e38
     rows, cols, ahead = (1, 1, 8) if split else (2, 4, 16)
-    terms, expected = infinite_terms(rows, cols, ahead, False), float32_sums(x, y)
+    terms, expected = infinite_terms(rows, cols, ahead), float32_sums(x, y)
     with np.errstate(all="ignore"):
         for row, col in itertools.product(range(8), range(0, 8, 2)):
             every = np.uint64((1 << rows * cols) - 1)
-            found = terms(every, None, marks_of(y.T, 6), x, y, row, col, 6)
+            found = terms(every, None, marks_of(y.T, 6), x, y, row, col, 6, False)
             for i, j in itertools.product(range(rows), range(cols)):
                 at, bit = (row + 8 * i, col + j // 2 * 8 + j % 2), np.uint64(1 << i * cols + j)
                 np.testing.assert_equal(special_sum(bit, found, x, y, *at), expected[at])
@@ -220,13 +220,10 @@ def test_sums_are_divided_and_added_without_marks_of_a():
     made = ROWS.launches(ROWS.configs[0], dense_product(512, 64, 3072), "bf16x6", Partition(4 * 33, 0), GPU)
     decomposes, multiplies, adds = made.steps
     assert multiplies.grid == (132, 1, 1)
-    assert not adds.kernel.variant.a_marked
+    assert adds.arguments[-1].words[-1] == 2
     assert adds.arguments[1] == adds.arguments[2] == multiplies.arguments[1]
-    assert (
-        PERSISTENT.launches(SMALL, dense_product(512, 64, 3072), "bf16x6", Partition(16, 0), GPU)
-        .steps[-1]
-        .kernel.variant.a_marked
-    )
+    others = PERSISTENT.launches(SMALL, dense_product(512, 64, 3072), "bf16x6", Partition(16, 0), GPU).steps[-1]
+    assert (others.kernel, others.arguments[-1].words[-1]) == (adds.kernel, 0)
     assert (
         decomposes.kernel is PERSISTENT.launches(SMALL, dense_product(8, 8, 3072), "bf16x6", None, GPU).steps[0].kernel
     )
@@ -266,15 +263,15 @@ def test_wide_tiles_are_refused():
 
 
 @pytest.mark.parametrize("m", [64, 512, 8192])
-def test_it_is_chosen_by_name_until_it_is_timed(monkeypatch, m):
+def test_choice(monkeypatch, m):
     monkeypatch.setattr(numba_gemm.gemm.precision, "SIMULATOR", False)
     gate = Problem(m, 64, 3072, precision="bf16x6")
     named = heuristics.named("rows_in_registers", gate)
     assert named.stage is ROWS
     assert "B decomposed first" in named.reason
     assert (named.partition is not None) == ("divided among" in named.reason)
-    assert heuristics.choose(gate).stage is PERSISTENT
-    monkeypatch.setattr(tensor_heuristics, "ROWS_CHOSEN", True)
+    for other in ({"a_along": False}, {"vectors": False}, {"precision": "bf16x3"}, {"k": 1000}):
+        assert ROWS not in {choice.stage for choice in heuristics.ranked(gate._replace(**other))}, other
     found = heuristics.ranked(gate)
     assert {choice.stage for choice in found} == {ROWS, PERSISTENT}
     assert [choice.clocks for choice in found] == sorted(choice.clocks for choice in found)

@@ -59,7 +59,7 @@ def sums_of(x, y, rows, cols, slot_bits, row=0, col=0, wanted=None):
     every = (1 << rows * cols) - 1 if wanted is None else wanted
     places = [[(row + 8 * i, col + j // 2 * 8 + j % 2) for j in range(cols)] for i in range(rows)]
     with np.errstate(all="ignore"):
-        found = infinite_terms(rows, cols)(np.uint64(every), a, b, x, y, row, col, slot_bits)
+        found = infinite_terms(rows, cols)(np.uint64(every), a, b, x, y, row, col, slot_bits, True)
         for i in range(rows):
             for j in range(cols):
                 at, bit = places[i][j], np.uint64(1 << i * cols + j)
@@ -145,7 +145,7 @@ def test_a_search_ends_where_sums_must_be_recomputed():
     Counted.reads = 0
     with np.errstate(all="ignore"):
         operands = x.view(Counted), y.view(Counted)
-        *_, large = infinite_terms(2, 32)(every, marks_of(x, 6), marks_of(y.T, 6), *operands, 0, 0, 6)
+        *_, large = infinite_terms(2, 32)(every, marks_of(x, 6), marks_of(y.T, 6), *operands, 0, 0, 6, True)
     assert large == every
     assert 0 < Counted.reads <= 2 * (AHEAD + 1)  # one element of each row; no column is searched
 

@@ -174,7 +174,6 @@ RECORDS = (
             _moving(32, 64, 32, 4, 4, 16, 32, min_blocks=4),
             _moving(32, 64, 16, 8, 4, 32, 32, min_blocks=8),
             _moving(32, 32, 16, 4, 4, 16, 32, min_blocks=8),
-            _moving(256, 16, 16, 8, 4, 64, 16, min_blocks=3),
         ),
         test_config=_moving(32, 32, 8, 8, 4, 32, 32),
         schedule=partition_layout,
@@ -187,9 +186,10 @@ RECORDS = (
         summary="lanes along k, for a C of few rows or columns",
         build=Code("ladder.thin"),
         configs=(
-            # for an A whose contiguous axis is k; the second for one of few rows, each a block's
+            # for an A whose contiguous axis is k; the second and third for one of few rows
             _lanes(16, 1, 4, 1, 64, slots=4, min_blocks=2),
             _lanes(1, 1, 1, 1, 128, slots=4, min_blocks=4),
+            _lanes(4, 1, 4, 1, 64, slots=6, min_blocks=6),
             _lanes(32, 4, 4, 4, 32, slots=4, min_blocks=2),
             _lanes(64, 8, 8, 8, 16, slots=4, min_blocks=2),
             _lanes(64, 16, 8, 8, 16, slots=4, min_blocks=1),

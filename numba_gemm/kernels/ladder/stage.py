@@ -191,14 +191,15 @@ class PartitionLayout(NamedTuple):
 
 def variant_of(config: TileConfig, product: Product) -> Variant:
     """Return the fastest variant that these operands allow."""
-    batch = product.batch
-    return Variant(
-        access_of(covering(config, config.BM), product.a, batch.a[0] | batch.a[1] | batch.a[2]),
-        access_of(covering(config, config.BN), product.b.transposed, batch.b[0] | batch.b[1] | batch.b[2]),
-        product.c.aligned and (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES == 0,
-        product.epilogue,
-        len(product.vectors),
-    )
+    batch, thin, of_a = product.batch, config.lanes_k > 1, covering(config, config.BM)
+    if thin and config.BM == 1:  # a row of a large A
+        of_a = ("along4", *of_a)
+    a = access_of(of_a, product.a, batch.a[0] | batch.a[1] | batch.a[2])
+    b = access_of(covering(config, config.BN), product.b.transposed, batch.b[0] | batch.b[1] | batch.b[2])
+    if thin and a in ("along1", "across1"):
+        b = b.replace("4", "1")  # vectors of B alone help little, and need more kernels
+    aligned = product.c.aligned and (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES == 0
+    return Variant(a, b, aligned, product.epilogue, len(product.vectors))
 
 
 def access_of(able: tuple[str, ...], x: Layout, steps: int) -> str:
@@ -215,8 +216,8 @@ def access_of(able: tuple[str, ...], x: Layout, steps: int) -> str:
 @lru_cache(maxsize=256)
 def covering(config: TileConfig, extent: int) -> tuple[str, ...]:
     """Return the accesses of a tile loader that cover a tile with `extent` rows."""
-    if config.lanes_k > 1:  # `thin` copies any tile; vectors of a single row hardly help beside several of the other
-        return ACCESSES if extent % 4 == 0 else ("along4", "along1", "any") if config.BM == 1 else ("along1", "any")
+    if config.lanes_k > 1:  # `thin` copies any tile; vectors of a single row would hardly help, and need more kernels
+        return ACCESSES if extent % 4 == 0 else ("along1", "any")
     return tuple(access for access in ACCESSES if covers(access, extent, config.BK, config.threads))
 
 

@@ -166,13 +166,13 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
         return again
 
     write_all = for_each_sum(GROUPS, write_one)
-    special_terms = infinite_terms(2 * DEEP, COLS, a_marked=not variant.rows) if PARTS > 1 else None
+    special_terms, MARKED = infinite_terms(2 * DEEP, COLS) if PARTS > 1 else None, not variant.rows
 
     @device_function
     def write(c, row, col, alpha, total, beta, a, b, x, y, vectors):
         again = write_all(c, row, col, alpha, total, beta, vectors)
         if PARTS > 1 and again != uint64(0):
-            found = special_terms(again, a, b, x, y, row, col, int64(SLOT_BITS))
+            found = special_terms(again, a, b, x, y, row, col, int64(SLOT_BITS), MARKED)
             i = uint32(0)
             while i < uint32(2 * DEEP * COLS):  # must stay a loop: it holds the epilogue
                 bit = uint64(1) << uint64(i)

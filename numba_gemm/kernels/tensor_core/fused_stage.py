@@ -75,11 +75,14 @@ class FusedStage(Stage):
         return Kernel(name, self.build, SIGNATURE, config, variant, config.dynamic_shared, config.threads)
 
     def accesses(self, product: Product) -> tuple[str, str]:
-        """Return the accesses to tiles of A and of B: of both in vectors, or of neither, which keeps kernels few."""
+        """Return the accesses to tiles of A and of B: of both in vectors, or of neither.
+
+        Both by columns, which is rare, is read without vectors: this keeps kernels few.
+        """
         _, _, a_step = product.batch.a
         _, _, b_step = product.batch.b
         found = access_of(VECTORS, product.a, a_step), access_of(VECTORS, product.b.transposed, b_step)
-        return (ANY, ANY) if ANY in found else found
+        return (ANY, ANY) if ANY in found or found == VECTORS[::-1] else found
 
     def kernel(self, config: TileConfig, product: Product, precision: str = "") -> Kernel:
         """Return the kernel that multiplies operands of these layouts."""

@@ -119,6 +119,9 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
     def turn(total, sums, rests, words, next_words, floats, memory, start, full, empty, i, parity, s, k_slots, first):
         """Add the products of slot s, and decompose the rows of the next slot meanwhile."""
         b = wgmma.descriptor(uint32(start + i * SLOT + B_START))
+        if not COMPENSATED and s % uint32(FOLD) == uint32(0):
+            add(total, rests)
+            clear(rests)
         if not STEPWISE:
             lead(sums, words, b)
         rest(rests, words, b)
@@ -145,12 +148,8 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
         give_back(empty, i)
         if COMPENSATED and not STEPWISE:
             add(rests, sums)
-        if not STEPWISE and s % uint32(FOLD) == uint32(FOLD - 1):
-            if COMPENSATED:
-                add_exactly(total, rests)
-            else:
-                add(total, rests)
-                clear(rests)
+        if COMPENSATED and not STEPWISE and s % uint32(FOLD) == uint32(FOLD - 1):
+            add_exactly(total, rests)
         return next_i, next_parity
 
     @device_function

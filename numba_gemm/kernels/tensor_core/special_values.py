@@ -86,8 +86,8 @@ def place_of(first, i, paired, extent):
 
 
 @lru_cache(maxsize=64)
-def infinite_terms(rows: int, cols: int, ahead: int = AHEAD, a_marked: bool = True):
-    """Make a device function ``(sums, a, b, x, y, row, col, slot_bits)``: the infinite terms of a thread's sums.
+def infinite_terms(rows: int, cols: int, ahead: int = AHEAD):
+    """Make a device function ``(sums, a, b, x, y, row, col, slot_bits, a_marked)``: infinite terms of a thread's sums.
 
     The sums are those of `rows` rows, eight apart from `row` on, and of `cols` columns: `col` and the next, and so on
     every eight columns. `sums` has bit ``i * cols + j`` for the sum of the i-th row and j-th column, if it is wanted.
@@ -117,7 +117,7 @@ def infinite_terms(rows: int, cols: int, ahead: int = AHEAD, a_marked: bool = Tr
         return positive, negative
 
     @device_function
-    def terms(sums, a, b, x, y, row, col, slot_bits):
+    def terms(sums, a, b, x, y, row, col, slot_bits, a_marked):
         positive, negative, large = uint64(0), uint64(0), uint64(0)
         end = x.shape[1]
         # For rows, then for columns. Written out for both, this would take more registers than there are.

@@ -62,10 +62,11 @@ def build(config, variant):
     `a` and `b` are the decomposed operands, for their scales and marks, and `x` and `y` the original ones. `words` are
     the bytes from one matrix of a batch to the next of a, b, c, x, y and the partial sums; the number of shares; that
     of threads per element, a power of two; the binary logarithm of the terms per slot if sums that are not finite are
-    looked for, else 0; and 1 if rows and columns have scales. Along x, the grid has one block per ``THREADS // groups``
-    elements of C, in row-major order; along y, the matrices of a batch.
+    looked for, else 0; and 1 if rows and columns have scales, 2 if A is not decomposed, and `a` stands for no marks.
+    Along x, the grid has one block per ``THREADS // groups`` elements of C, in row-major order; along y, the matrices
+    of a batch.
     """
-    store1, special_terms = element_store(variant.epilogue), infinite_terms(1, 1, 8, variant.a_marked)
+    store1, special_terms = element_store(variant.epilogue), infinite_terms(1, 1, ahead=4)
 
     @device_function
     def run(alpha, a, b, beta, c, x, y, partials, words, vectors):
@@ -76,7 +77,7 @@ def build(config, variant):
         totals = cuda.shared.array(THREADS, float32)
         rests = cuda.shared.array(THREADS, float32)
         tid, shares, groups = uint32(cuda.threadIdx.x), uint32(words[6]), uint32(words[7])
-        slot_bits, scaled = words[8], words[9] != 0
+        slot_bits, scaled = words[8], words[9] == 1
         width = uint32(THREADS // groups)  # elements per block
         group, rows = uint32(tid // width), int64(uint32(uint32(partials.shape[0]) // shares))
         element = uint32(uint32(uint32(cuda.blockIdx.x) * width) + uint32(tid % width))
@@ -113,7 +114,7 @@ def build(config, variant):
                 half = int32(scale // 2)
                 total = total * power(int32(-half)) * power(int32(half - scale))
             if slot_bits > 0 and not abs(total) < float32(HUGE):
-                found = special_terms(uint64(1), a, b, x, y, row, col, slot_bits)
+                found = special_terms(uint64(1), a, b, x, y, row, col, slot_bits, words[9] != 2)
                 total = special_sum(uint64(1), found, x, y, row, col)
             store1(c, row, col, alpha, total, beta, vectors)
 

@@ -96,13 +96,10 @@ class AddPartialsVariant:
         Device function ``(value, row, col, *vectors)`` applied to each element of C.
     vectors : int
         Number of vectors that the epilogue takes.
-    a_marked : bool
-        True if decomposed A has marks.
     """
 
     epilogue: Callable[..., Any] | None = None
     vectors: int = 0
-    a_marked: bool = True
 
 
 @lru_cache(maxsize=256)
@@ -227,12 +224,9 @@ class TensorStage(Stage):
         kernel = self.kernel_of(config, kernel.variant._replace(epilogue=None, vectors=0))
         arguments = (ALPHA_ONE, *places[:2], BETA_ZERO, partials, x, y, Words((own[0], own[1], step, a_step, b_step)))
         multiplies = Step(kernel, grid, block, arguments, overlaps)
-        groups, variant = (
-            threads_per_sum(shares),
-            AddPartialsVariant(product.epilogue, len(vectors), not self.reads_rows),
-        )
+        groups, variant = threads_per_sum(shares), AddPartialsVariant(product.epilogue, len(vectors))
         slot_bits = tensor_precision.slot_bits if tensor_precision.parts > 1 else 0
-        counts = shares, groups, slot_bits, int(tensor_precision.scaled)
+        counts = shares, groups, slot_bits, 2 if self.reads_rows else int(tensor_precision.scaled)
         words = Words((own[0], own[1], c_step, a_step, b_step, step, *counts))
         arguments = (ALPHA, *places[:2], BETA, z, x, y, partials, words, *vectors)
         grid = (ceil_div(product.m * product.n, THREADS // groups), made.matrices, 1)
