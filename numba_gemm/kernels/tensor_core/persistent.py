@@ -10,7 +10,7 @@ Idea: as many blocks as the GPU has multiprocessors, each of which computes one 
     several blocks share the sums of each, in the same kernel (`split_k`).
 Traffic: as before, mostly from the L2 cache.
 Registers and shared memory: up to three sums of a warpgroup's tile, 240 registers per thread; as many slots as fit.
-Measured: 133.6 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.70 of cuBLAS SGEMM, in turns and 1.00 times
+Measured: 136.2 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.79 of cuBLAS SGEMM, in turns and 1.00 times
     fresh_sums, decomposition not counted; 168 registers per thread; of positive operands the median error over |A| @
     |B| is 2.1e-08.
 Limits: additions. Instructions show why this stage is no faster than fresh_sums: for each slot, a thread executes 448
