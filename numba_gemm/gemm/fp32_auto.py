@@ -50,7 +50,7 @@ def resolved(precision: str, extents: Extents, gpu: DeviceProperties) -> str:
 def auto_reason(extents: Extents, gpu: DeviceProperties) -> tuple[str, str]:
     """Return what `FP32_AUTO` stands for in a product of these extents, and why, in words.
 
-    The times that are compared are those of dense, aligned operands.
+    The times that are compared are those of dense operands, A by rows.
     """
     if tensor_stage(gpu.cc) is not STAGES[0]:
         return IEEE, "only compute capability 9.0 has a faster precision of this accuracy"
@@ -70,6 +70,7 @@ def _clocks(extents: Extents, gpu: DeviceProperties) -> tuple[float, float]:
     """Return the clocks that a product is expected to take in float32, and in `AUTO_PRECISION`."""
     wanted = Problem(
         *extents,
+        vectors=extents.k % 4 == 0,
         cc=gpu.cc,
         sm_count=gpu.sm_count,
         clock_hz=gpu.clock_hz,

@@ -174,6 +174,7 @@ RECORDS = (
             _moving(32, 64, 32, 4, 4, 16, 32, min_blocks=4),
             _moving(32, 64, 16, 8, 4, 32, 32, min_blocks=8),
             _moving(32, 32, 16, 4, 4, 16, 32, min_blocks=8),
+            _moving(256, 16, 16, 8, 4, 64, 16, min_blocks=3),
         ),
         test_config=_moving(32, 32, 8, 8, 4, 32, 32),
         schedule=partition_layout,

@@ -191,14 +191,14 @@ class PartitionLayout(NamedTuple):
 
 def variant_of(config: TileConfig, product: Product) -> Variant:
     """Return the fastest variant that these operands allow."""
-    batch, thin, of_a = product.batch, config.lanes_k > 1, covering(config, config.BM)
-    if thin and config.BM == 1:  # a row of a large A
+    batch, of_a = product.batch, covering(config, config.BM)
+    if config.lanes_k > 1 and config.BM == 1:  # a row of a large A
         of_a = ("along4", *of_a)
     a = access_of(of_a, product.a, batch.a[0] | batch.a[1] | batch.a[2])
     b = access_of(covering(config, config.BN), product.b.transposed, batch.b[0] | batch.b[1] | batch.b[2])
-    if thin and a in ("along1", "across1"):
-        b = b.replace("4", "1")  # vectors of B alone help little, and need more kernels
     aligned = product.c.aligned and (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES == 0
+    if config.BM * config.BN <= 64 * 64 and a[-1] == "1":  # vectors of the others help small tiles little
+        b, aligned = b.replace("4", "1"), False
     return Variant(a, b, aligned, product.epilogue, len(product.vectors))
 
 

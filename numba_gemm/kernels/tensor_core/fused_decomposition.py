@@ -50,7 +50,6 @@ from .warp_products import COLUMN_BLOCKS, FRAGMENTS, GROUPS, ROW_BLOCKS, product
 TERMS = 16  # of a k-step: four per lane of a row's four
 STAGE_PITCH = WARP_EXTENT + 4  # floats from a row of a warp's staged sums to the next
 STAGE = 4 * WARP_EXTENT * STAGE_PITCH  # bytes of a warp's staged sums
-AT_ONCE = 8  # rows of C that a lane stores at a time
 
 
 @lru_cache(maxsize=64)
@@ -140,7 +139,6 @@ def build(config, variant):
     NEWEST = SLOTS - 2  # groups of copies that may be in flight when a slot is read
     LIMIT = HUGE / LANES_K  # of a warp's sum, so that all warps' sum is below `HUGE`
     ROWS = WARP_EXTENT // LANES_K  # of a warp tile, that each of its warps stores
-    ROUND = min(AT_ONCE, ROWS)
     SECOND = THREADS // WARP * STAGE  # bytes from all warps' staged sums to others of theirs
     a_loader, read_a, _, a_four = tile_of(variant.a, BM, BK, THREADS)
     b_loader, read_b, b_beside, b_four = tile_of(variant.b, BN, BK, THREADS)
@@ -350,46 +348,35 @@ def build(config, variant):
         for i in range(ROWS):
             at = uint32(staged + 4 * STAGE_PITCH * i)
             kept[i] = staged_sum_and_rests(tiles, at) if APART else staged_sum(tiles, at)
-            shared_store1(tiles, at, kept[i])  # where no other thread reads
         if CHECKED and again != 0:
             cuda.syncthreads()  # all sums have been read before copies overwrite them
             a_from = uint32(start + position_a(a_row, first))
             b_from = uint32(start + B_START + position_b(uint32(warp_col + 8 * member4), first))
             sum_tile_in_fp32(tiles, start, x, y, block_row, block_col, a_from, b_from, total, sums, rests)
             cuda.syncthreads()  # all warps have read their last slot before it is overwritten
-            for i in range(ROWS):
-                shared_store1(tiles, uint32(staged + 4 * STAGE_PITCH * i), kept[i])
-            stage(tiles, uint32(to + SECOND), total)
+            stage(tiles, to, total)
             cuda.syncthreads()  # all sums are staged before any thread reads those of others
+            for i in range(ROWS):
+                if not abs(kept[i]) < float32(HUGE):
+                    kept[i] = staged_sum(tiles, uint32(staged + 4 * STAGE_PITCH * i))
 
-        col = block_col + int64(warp_col + lane)
-        values = cuda.local.array(ROUND, float32)
-        first_row = block_row + int64(warp_row + part * ROWS)
-        i = uint32(0)
-        while i < uint32(ROWS):
-            row = first_row + int64(i)
-            at = uint32(staged + 4 * STAGE_PITCH * i)
-            # All values first: the compiler would not move reads of C above writes of C.
-            for u in range(ROUND):
-                value = shared_load1(tiles, uint32(at + 4 * STAGE_PITCH * u))
-                if CHECKED and again != 0 and not abs(value) < float32(HUGE):
-                    value = staged_sum(tiles, uint32(at + (4 * STAGE_PITCH * u + SECOND)))
-                values[u] = alpha * value
-            if beta != float32(0):
-                for u in range(ROUND):
-                    if row + u < c.shape[0] and col < c.shape[1]:
-                        values[u] += beta * c[row + u, col]
-            for u in range(ROUND):
-                if PLAIN:
-                    store(c, row + u, col, float32(1), values[u], float32(0), vectors)
-                else:
-                    shared_store1(tiles, uint32(at + 4 * STAGE_PITCH * u), values[u])
-            i = uint32(i + ROUND)
+        row, col = block_row + int64(warp_row + part * ROWS), block_col + int64(warp_col + lane)
+        for i in range(ROWS):
+            kept[i] *= alpha
+        if beta != float32(0):  # all values first: the compiler would not move reads of C above writes of C
+            for i in range(ROWS):
+                if row + i < c.shape[0] and col < c.shape[1]:
+                    kept[i] += beta * c[row + i, col]
+        for i in range(ROWS):
+            if PLAIN:
+                store(c, row + i, col, float32(1), kept[i], float32(0), vectors)
+            else:
+                shared_store1(tiles, uint32(staged + 4 * STAGE_PITCH * i), kept[i])  # where no other thread reads
         if not PLAIN:  # one row after the other: several copies of an epilogue may be much code
             i = uint32(0)
             while i < uint32(ROWS):
                 value = shared_load1(tiles, uint32(staged + 4 * STAGE_PITCH * i))
-                store(c, first_row + int64(i), col, float32(1), value, float32(0), vectors)
+                store(c, row + int64(i), col, float32(1), value, float32(0), vectors)
                 i = uint32(i + 1)
 
     @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
