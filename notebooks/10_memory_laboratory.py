@@ -151,13 +151,16 @@ spaces[["space", "level", "latency_cycles", "tb_s", "predicted_tb_s"]].round(1)
 
 # %% [markdown]
 # The guide describes the same spaces by where they are, who can access them, and for how long they exist:
-
-# %%
-spaces[
-    ["space", "location", "cached", "access", "scope", "lifetime"]
-].drop_duplicates().set_index("space")
-
-# %% [markdown]
+#
+# | space | location | cached | access | scope | lifetime |
+# |---|---|---|---|---|---|
+# | register | on chip | – | read and write | one thread | thread |
+# | shared | on chip | – | read and write | all threads of a block | block |
+# | local | off chip | yes | read and write | one thread | thread |
+# | global | off chip | yes | read and write | all threads and the host | until the host frees it |
+# | constant | off chip | yes | read | all threads and the host | until the host frees it |
+# | texture | off chip | yes | read | all threads and the host | until the host frees it |
+#
 # From registers to device memory, latency grows and bandwidth falls. A GPU hides latency with other work; the rest of
 # this notebook is about bandwidth.
 #
