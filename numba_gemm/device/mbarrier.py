@@ -1,7 +1,7 @@
 """Barriers in shared memory that count arrivals and bytes (compute capability 9.0).
 
-A barrier takes eight bytes at an address that is a multiple of 8. It counts phases. A phase ends when as many threads
-have arrived as `initialise` specified and all bytes that `expect` announced have landed. `ended` returns whether the
+A barrier takes eight bytes at an address that is a multiple of 8. It counts phases. A phase ends when there were as
+many arrivals as `initialise` specified and all bytes that `expect` announced have landed. `ended` returns whether the
 phase of a given parity has ended; the first, third, ... phases have parity 0. On a fresh barrier, the phase of parity 1
 counts as just ended, so a producer that first waits for parity 1 finds its slots free.
 

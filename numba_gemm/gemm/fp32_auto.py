@@ -68,9 +68,10 @@ def auto_reason(extents: Extents, gpu: DeviceProperties) -> tuple[str, str]:
 @lru_cache(maxsize=4096)
 def _clocks(extents: Extents, gpu: DeviceProperties) -> tuple[float, float]:
     """Return the clocks that a product is expected to take in float32, and in `AUTO_PRECISION`."""
+    m, n, k, _ = extents
     wanted = Problem(
         *extents,
-        vectors=extents.k % 4 == 0,
+        vectors=(k % 4 == 0 or m == 1) and (n % 4 == 0 or n == 1),
         cc=gpu.cc,
         sm_count=gpu.sm_count,
         clock_hz=gpu.clock_hz,

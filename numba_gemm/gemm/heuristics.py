@@ -207,8 +207,8 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
         seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count)
         others = [Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)]
     elif only is None and (precision, wanted.cc) == TIMED and wanted.a_along and wanted.vectors and n <= ROWS_COLUMNS:
-        others = _ranked_tensor(wanted, ROWS, most)
-    found = sorted([*found, *others], key=lambda one: one.clocks) if others else found
+        others = _ranked_tensor(wanted, ROWS, most) if k % 4 == 0 else []
+    found = others + found if others and others[0].clocks < found[0].clocks else found + others
     if dividing:
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
         others = [one for one in _ranked_tensor(wanted._replace(tma=""), None) if one.partition is not None]

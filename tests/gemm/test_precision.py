@@ -16,6 +16,7 @@ from numba_gemm.gemm import precision as precisions
 from numba_gemm.gemm.explain import explain_shape
 from numba_gemm.gemm.fp32_auto import Extents, auto_reason, extents_of, resolved
 from numba_gemm.gemm.precision import ALIASES, KNOWN, canonical, check_precision
+from numba_gemm.kernels.product import Product, dense
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.lab.bench.experiment import precision_names
 from numba_gemm.runtime.device import SIMULATED_DEVICE
@@ -114,7 +115,10 @@ def test_fp32_auto_is_the_one_that_is_expected_to_be_faster():
     found = set()
     for extents in AUTO_EXTENTS:
         precision, words = auto_reason(extents, gpu_of((9, 0)))
-        vectors = extents[2] % 4 == 0
+        m, n, k, _ = extents
+        vectors = heuristics.problem(
+            Product(dense("N", m, k), dense("N", k, n), dense("N", m, n)), gpu_of((9, 0))
+        ).vectors
         wanted = [heuristics.Problem(*extents, vectors=vectors, precision=one) for one in ("ieee", "bf16x6")]
         exact, emulated = (heuristics.best(one).clocks for one in wanted)
         assert precision == ("bf16x6" if emulated < exact else "ieee"), extents

@@ -194,6 +194,21 @@ SPECIAL = {
 
 
 @simulated
+def test_totals_beyond_the_range_that_rests_cancel():
+    """Each warp's sum is far from infinity; the sum of the warps' totals, without their rests, is not."""
+    k, terms = 112 * CONFIG.lanes_k, np.arange(14)
+    high = np.where(terms % 2 == 0, np.float32(1 + 2.0**-7 - 2.0**-20), np.float32(1 - 2.0**-8)).astype(np.float32)
+    left, right = high.astype(np.float64), high * np.where(terms % 2 == 0, 1.0, -1.0)
+    left, right = np.append(left, [1, 0]), np.append(right, [-np.round(64 * (left * right).sum()) / 64, 0])
+    a, b = (np.tile(one, k // 16).astype(np.float32) for one in (2.0**63 * left, 2.0**64 * right))
+    c = np.full((1, 1), np.nan, np.float32)
+    product(a[None], b[:, None], c, "bf16x6")
+    exact, scale = a.astype(np.float64) @ b, np.abs(a.astype(np.float64)) @ np.abs(b)
+    assert abs(exact) < 2.0**126
+    assert abs(c[0, 0] - exact) <= k * 2.0**-24 * scale
+
+
+@simulated
 @pytest.mark.parametrize(("special", "precision"), covering(SPECIAL, SEVERAL[:3]))
 def test_special_values_give_the_results_of_fp32(special, precision):
     """And change no bit of the other rows."""

@@ -7,9 +7,9 @@ Idea: tiles of A and B are copied to shared memory as they are, by `cp.async`. A
     and of four columns of B, by 128-bit loads. It decomposes them in registers, which gives its fragments of all parts,
     and the warp multiplies them by `mma.sync`. Which row, column or k an element of a fragment stands for is a choice,
     and this choice suits the loads. The sums are kept as in `warp_mma`. Of a tile with few columns and rows, several
-    warps share each sum, and each takes other k. Their sums are added exactly, and their rests last. If a sum of a tile
-    is NaN, or nearly infinite, the block computes the tile again by FP32 multiply-adds, and takes from these the sums
-    that need it.
+    warps share each sum, and each takes other k. With several parts, their totals are added exactly, and their rests
+    last. If a sum of a tile is NaN, or nearly infinite, the block computes the tile again by FP32 multiply-adds, and
+    takes from these the sums that need it.
 Traffic: a block reads its rows of A and columns of B once, four bytes per element, and writes C. Two warps read, and
     decompose, the same elements of a 64x64 tile.
 Registers and shared memory: three sums of 32 registers each, the parts of 16 terms, and 32 floats to decompose; three
@@ -336,7 +336,7 @@ def build(config, variant):
         if CHECKED:
             for j in range(GROUPS):
                 for q in range(4):
-                    huge |= not abs(total[j, q] + rests[j, q]) < float32(LIMIT)
+                    huge |= not abs(total[j, q]) + abs(rests[j, q]) < float32(LIMIT)
         # all warps have read their last slot before it is overwritten, and know whether a sum is not finite
         again = cuda.syncthreads_or(int32(huge))
         to = uint32(start + STAGE * warp + 4 * (4 * group * STAGE_PITCH + 8 * member4))

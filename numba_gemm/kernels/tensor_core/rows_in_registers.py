@@ -6,7 +6,7 @@ Idea: a warpgroup that fetches copies floats of A to shared memory by `cp.async`
     instruction takes its rows of A from registers, so a thread that multiplies reads the floats of its own rows there
     and decomposes them. While the products of a slot are under way, it decomposes the rows of the next. The order of
     the products and all sums are those of `persistent`, and so are the bits of the result.
-Traffic: a block reads its rows of A once, four bytes per element, and all parts of B, which stay in the L2 cache.
+Traffic: a tile's rows of A are read once, four bytes per element, and all parts of B, which stay in the L2 cache.
 Registers and shared memory: three sums of a warpgroup's tile; the parts of a slot's rows, 16 words each per thread, and
     those of the next slot; as many slots as fit. 16-byte chunks of a row are permuted, so that the 64-bit loads of a
     half warp use all banks.
@@ -185,6 +185,7 @@ def build(config, variant):
         config,
         {
             "one producer": config.producers == 1,
+            "two slots or more": config.slots(precision) >= 2,  # a slot is given back once the next one is there
             "several parts of BF16": precision.kind == "bf16" and PARTS > 1,
             "BN <= 128": BN <= 128,
         },
