@@ -121,7 +121,7 @@ def test_threads_hold_the_parts_that_a_decomposition_in_memory_makes(precision):
 
 @simulated
 def test_no_two_lanes_meet_in_a_bank(monkeypatch):
-    """Of a half warp's loads of 8 bytes, and of a quarter warp's copies of 16."""
+    """Half a warp loads 8 bytes a lane at a time, and a quarter copies 16."""
     asked = []
 
     def load(memory, address):
@@ -147,7 +147,7 @@ def test_no_two_lanes_meet_in_a_bank(monkeypatch):
 @simulated
 @pytest.mark.parametrize("split", [False, True])
 def test_special_values_are_found_without_marks_of_a(split):
-    """What stands for decomposed A is not read."""
+    """The argument in place of decomposed A is not read."""
     from support.simulated_parts import marks_of
 
     from numba_gemm.kernels.tensor_core.special_values import infinite_terms, special_sum
@@ -184,7 +184,7 @@ def test_b_alone_is_decomposed(config, precision):
     assert a == b == both.arguments[1]._replace(place=a.place)
     assert (a.place.slot, a.place.offset) == (Slot.SCRATCH, 0)
     assert multiplies.arguments[5].place.slot == Slot.A
-    assert multiplies.arguments[7].words == (both.steps[1], both.steps[1], 1 << 20, 4 << 20, 4 << 20)
+    assert multiplies.arguments[7].words == (0, both.steps[1], 1 << 20, 4 << 20, 4 << 20)
     assert decomposes.grid == (
         both.arguments[1].layout.rows // own.parts * -(-100 // config.BN) * config.BN // 32,
         3,

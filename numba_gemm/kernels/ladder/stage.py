@@ -197,7 +197,7 @@ def variant_of(config: TileConfig, product: Product) -> Variant:
     a = access_of(of_a, product.a, batch.a[0] | batch.a[1] | batch.a[2])
     b = access_of(covering(config, config.BN), product.b.transposed, batch.b[0] | batch.b[1] | batch.b[2])
     aligned = product.c.aligned and (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES == 0
-    if config.BM * config.BN <= 64 * 64 and a[-1] == "1":  # vectors of the others help small tiles little
+    if config.BM * config.BN <= 64 * 64 and a[-1] == "1":  # then B and C by floats, too: fewer kernels
         b, aligned = b.replace("4", "1"), False
     return Variant(a, b, aligned, product.epilogue, len(product.vectors))
 

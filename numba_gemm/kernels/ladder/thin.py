@@ -6,9 +6,10 @@ Bottleneck before: tiles of C are square or nearly so. If C has one column, or s
 Idea: such a product reads its operands once and computes little, so only the number of bytes in flight counts. The
     lanes of a warp run along k, each with its own sums of a thread tile. Chunks of A and B are copied to shared memory
     asynchronously, several ahead, in the order in which they are stored: shared memory is a long queue before the
-    registers. A thread reads four k of its rows and of its columns at a time. The lanes' sums are added once per tile,
-    through shared memory. Tiles are shared between blocks as in stream_k; many parts of a sum are added in groups, by
-    as many blocks, and then the groups' sums.
+    registers. A block may take a single row of A, or four, so that few rows need no divided sums. A thread reads four
+    k of its rows and of its columns at a time. The lanes' sums are added once per tile, through shared memory. Tiles
+    are shared between blocks as in stream_k; many parts of a sum are added in groups, by as many blocks, and then the
+    groups' sums.
 Traffic: A and B once, if C is one tile; A once and BN/BM of its bytes for B, from the L2 cache, if it has more rows.
 Registers and shared memory: TM*TN accumulators and 4*TM floats of A; slots*(BM + BN + 2)*BK floats at most.
 Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.61, 1.57 and

@@ -77,7 +77,7 @@ def decomposition_of(
 ) -> Decomposition:
     """Lay out the decomposed operands of a product; of the batch, only the last dimension counts.
 
-    If they are `of_b_alone`, what is laid out for B takes the places of A, too.
+    If they are `of_b_alone`, what is laid out for B takes the places of A, too, with steps of 0.
     """
     k, batch, prepared = product.k, product.batch, product.prepared
     matrices, varies = batch.extents[-1], (batch.a[-1], batch.b[-1])
@@ -107,7 +107,7 @@ def decomposition_of(
         if i < 2:
             row_blocks += layout.cols // words // DECOMPOSED_ROWS
     if of_b_alone:
-        arguments, steps = arguments[:1] * 2 + arguments[1:] * 2, steps[:1] * 2 + steps[1:] * 2
+        arguments, steps = arguments[:1] * 2 + arguments[1:] * 2, [one for step in steps for one in (0, step)]
     blocks = layouts[0].rows // precision.parts * row_blocks
     return Decomposition(precision, tuple(arguments), tuple(steps), matrices, end, blocks, spans * row_blocks)
 

@@ -102,10 +102,8 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
     BN, PARTS, SLOT, B_START = config.BN, precision.parts, config.slot_bytes(precision), PITCH * config.BM
     COLUMN_GROUPS, ALL_WORDS, STEPWISE, COMPENSATED = BN // 8, PARTS * WORDS, precision.stepwise, precision.compensated
     wait, wait_for_rows = wgmma.waiting(BN), wgmma.waiting_for_rows(BN, ALL_WORDS)
-    decompose, (lead, rest, (lead0, lead1, lead2, lead3)) = (
-        decompositions(PARTS, precision.short),
-        row_products(BN, precision),
-    )
+    decompose = decompositions(PARTS, precision.short)
+    lead, rest, (lead0, lead1, lead2, lead3) = row_products(BN, precision)
     clear, add, add_exactly, finish = steps(BN)
     await_slot, give_back, following = ring(config.slots(precision))
 
@@ -148,8 +146,8 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
         give_back(empty, i)
         if COMPENSATED and not STEPWISE:
             add(rests, sums)
-        if COMPENSATED and not STEPWISE and s % uint32(FOLD) == uint32(FOLD - 1):
-            add_exactly(total, rests)
+            if s % uint32(FOLD) == uint32(FOLD - 1):
+                add_exactly(total, rests)
         return next_i, next_parity
 
     @device_function

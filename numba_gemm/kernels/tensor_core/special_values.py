@@ -7,7 +7,8 @@ are that small, the result follows from the infinite terms: NaN if one is NaN or
 their infinity.
 
 The decomposition marks the slots of each row of A, and column of B, in which an element is not ordinary. A thread
-searches the marked slots of its rows and columns for these elements, once for all of its sums. Sums that do not follow
+searches the marked slots of its rows and columns for these elements, once for all of its sums; rows of an A that is not
+decomposed have no marks, and are searched whole. Sums that do not follow
 from infinite terms are recomputed term by term: those that overflow, and those for which a finite element above
 `ORDINARY` is found before it is known that they are NaN.
 """
