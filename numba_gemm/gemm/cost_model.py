@@ -11,13 +11,13 @@ A new shape waits for these functions, so quotients are rounded up in place: a c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, gcd, inf, sqrt
 
 from ..device.units import FLOAT32_BYTES
 from ..kernels.ladder import STAGES as LADDER
-from ..kernels.ladder.stage import MAX_LINE, SUMS_STAGED, LadderStage, TileConfig
+from ..kernels.ladder.stage import MAX_LINE, SUMS_STAGED, LadderStage, TileConfig, compensates
 from ..kernels.stage import Stage
 from ..models.roofline import FP32_LANES_PER_SM
 
@@ -47,6 +47,9 @@ FIRST_FLOATS = 1000
 SHARED_RATE, LONE_RATE = 21.1, 138
 # Fraction of device memory's theoretical bandwidth that kernels reach.
 MEMORY_EFFICIENCY = 0.85
+# Operations that compensated sums take beside each multiply-add, registers per SM, and floats that an SM converts to
+# float64 per clock.
+COMPENSATING, REGISTERS, WIDENED = 1.5, 65536, 16
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
 # Terms of a sum, or elements of A, from which on those of `thin` are considered; less takes about as long as a launch.
@@ -142,6 +145,8 @@ class Costs:
         True if A and B allow 128-bit accesses along whichever axis is contiguous.
     stores_vectors : bool
         True if C is stored in 128-bit accesses.
+    compensated : bool
+        True for sums whose error does not grow with K.
 
     Attributes
     ----------
@@ -159,6 +164,7 @@ class Costs:
         "_size",
         "_store",
         "_tile",
+        "_undivided",
         "config",
         "in_groups",
         "most_columns",
@@ -177,10 +183,17 @@ class Costs:
         sm_count: int,
         vectors: bool,
         stores_vectors: bool,
+        compensated: bool = False,
     ) -> None:
-        self.stage, self.config, self.rate, self.sms = stage, config, rate, sm_count
-        lanes = FP32_LANES_PER_SM.get(cc, 128)
+        lanes, finishing = FP32_LANES_PER_SM.get(cc, 128), 0.0
         full = config.BM * config.BN * config.BK / (lanes * rate.efficiency) * (1.0 if vectors else rate.floats)
+        if compensated:
+            full += COMPENSATING * config.BM * config.BN * config.BK / lanes
+            finishing = config.BM * config.BN * config.lanes_k / WIDENED if config.lanes_k > 1 else 0.0
+            registers = 96 + 2 * config.TM * config.TN  # about, per thread
+            rate = replace(rate, resident=min(rate.resident, REGISTERS // (config.threads * registers)))
+        self.stage, self.config, self.rate, self.sms = stage, config, rate, sm_count
+        self._undivided = compensated and config.lanes_k == 1  # then the parts of a sum cannot be added
         # Clocks of a k-tile per block, by the number of resident blocks.
         self._k_tile = [
             (rate.alone**OVERLAP + (resident * full) ** OVERLAP) ** (1 / OVERLAP)
@@ -194,7 +207,7 @@ class Costs:
         self._blocks = rate.resident * sm_count
         self._size = FLOAT32_BYTES * config.BM * config.BN
         by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
-        self._store = self._size / (STORE if stores_vectors else by_floats)
+        self._store = self._size / (STORE if stores_vectors else by_floats) + finishing
         self._at_once = max(1, 64 * config.lanes_k // (config.TM * config.TN))
 
     def suits(self, m: int, n: int, k: int, a_along: bool) -> bool:
@@ -251,7 +264,8 @@ class Costs:
         """
         if not self.stage.takes_partition:
             return [(self.clocks(tiles, k_tiles, [(tiles, tiles)])[0][0], 0, None)]
-        return self.clocks(tiles, k_tiles, self.divisions(tiles, k_tiles), memory, limit, least)
+        divisions = [(tiles, tiles)] if self._undivided else self.divisions(tiles, k_tiles)
+        return self.clocks(tiles, k_tiles, divisions, memory, limit, least)
 
     def clocks(
         self,
@@ -342,13 +356,18 @@ def common_divisors(cc: tuple[int, int]) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def costs_of(
-    only: LadderStage | None, cc: tuple[int, int], sm_count: int, vectors: bool, stores_vectors: bool
+    only: LadderStage | None,
+    cc: tuple[int, int],
+    sm_count: int,
+    vectors: bool,
+    stores_vectors: bool,
+    compensated: bool = False,
 ) -> tuple[Costs, ...]:
     """Return the costs of all candidates on a device, or of one stage's."""
     found = rated(cc) if only is None else [(only, config) for config in only.configs]
     rates = ((stage, config, rate_of(stage, config)) for stage, config in found)
     return tuple(
-        Costs(stage, config, rate, cc, sm_count, vectors, stores_vectors)
+        Costs(stage, config, rate, cc, sm_count, vectors, stores_vectors, compensated)
         for stage, config, rate in rates
-        if rate is not None and (vectors or rate.floats)
+        if rate is not None and (vectors or rate.floats) and (not compensated or compensates(config))
     )

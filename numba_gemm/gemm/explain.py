@@ -194,7 +194,7 @@ def _explanation(
     oriented, launches = choice.oriented(products[0]), sequences[0]
     grid = launches.multiplication.grid
     check_grid(grid)
-    a_access, b_access, c_vectors = _accesses(choice.stage, config, oriented)
+    a_access, b_access, c_vectors = _accesses(choice.stage, config, oriented, precision)
     (rows, cols), blocks = _block_tile(choice, oriented), prod(grid)
     tiles = ceil_div(oriented.m, rows) * ceil_div(oriented.n, cols)
     fields, shares, saved = _schedule_words(choice, launches), 1, 0.0
@@ -297,7 +297,7 @@ def _sequences(gpu: DeviceProperties, partition: Partitions, choice: Choice, pro
     return found
 
 
-def _accesses(stage: Stage, config: Any, product: Product) -> tuple[str, str, bool]:
+def _accesses(stage: Stage, config: Any, product: Product, precision: str) -> tuple[str, str, bool]:
     """Return how A and B are loaded, and whether C is written in vectors."""
     if not isinstance(stage, LadderStage):
         if isinstance(stage, FusedStage):
@@ -308,7 +308,7 @@ def _accesses(stage: Stage, config: Any, product: Product) -> tuple[str, str, bo
         if isinstance(stage, TensorStage) and stage.reads_rows:
             a = stage.rows_access(product)
         return a, b, False
-    variant = stage.variant(config, product)
+    variant = stage.variant(config, product, precision)
     if isinstance(variant, Variant):
         return variant.a, variant.b, variant.c_aligned
     return FITS[variant], FITS[variant], variant != ANY and stage.vectorized

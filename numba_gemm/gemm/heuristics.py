@@ -6,15 +6,12 @@ The candidate that `cost_model` expects to end first wins; on tensor cores, the 
 from __future__ import annotations
 
 from functools import lru_cache
-from math import inf
-from typing import Any, NamedTuple
 
 from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels import STAGES
-from ..kernels.ladder.stage import LadderStage
+from ..kernels.ladder.stage import FEW_TERMS, LadderStage
 from ..kernels.product import ONE, Product
-from ..kernels.stage import IEEE, Gpu, Partition, Stage
-from ..kernels.step import Kernel
+from ..kernels.stage import IEEE, Stage
 from ..kernels.tensor_core import TENSOR_STAGES
 from ..kernels.tensor_core.fused_stage import FusedStage
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage
@@ -22,112 +19,18 @@ from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..models.gpu_names import dotted
 from ..runtime.device import DeviceProperties
 from . import cost_model, tensor_heuristics
-from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, Costs, Way, common_divisors, costs_of, memory_clocks
+from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, common_divisors, memory_clocks
+from .ladder_heuristics import best_of_ladder, ranked_ladder
 from .precision import tensor_stage
+from .problem import Choice, Problem
 
 TF32_TMA, ROWS, FUSED = (TENSOR_STAGES[name] for name in ("tf32_tma", "rows_in_registers", "fused_decomposition"))
 TIMED, ROWS_COLUMNS = ("bf16x6", (9, 0)), 768  # where `ROWS` and `FUSED` were timed; the most columns of `ROWS`
 TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
+SHORT_SUM = 128  # terms, up to which float32 multiply-adds are considered for any C
 DECOMPOSING = 2.0  # factor by which decomposed operands must be expected to be faster than those of tensor maps
 ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
-
-
-class Problem(NamedTuple):
-    """Properties of a product on which the choice of a kernel depends.
-
-    Attributes
-    ----------
-    m, n, k : int
-        Extents in elements.
-    matrices : int
-        Products of a batch.
-    aligned : bool
-        True if all operands allow 128-bit accesses by rows.
-    vectors : bool
-        True if A and B allow them along whichever axis is contiguous; a vector needs none.
-    a_along, b_along : bool
-        True if k is the contiguous axis of A, and of B.
-    by_columns : bool
-        True if C is stored by columns.
-    epilogue : bool
-        True if the product has an epilogue.
-    precision : str
-        Precision, not "fp32_auto".
-    tma : str
-        Layouts of A and B, "NN", "NT" or "TT", if tensor maps can describe them; else empty. Precisions other than
-        "tf32" leave it empty.
-    cc, sm_count, clock_hz, memory_bandwidth
-        Properties of the device, see `runtime.device.DeviceProperties`.
-    """
-
-    m: int
-    n: int
-    k: int
-    matrices: int = 1
-    aligned: bool = True
-    vectors: bool = True
-    a_along: bool = True
-    b_along: bool = False
-    by_columns: bool = False
-    epilogue: bool = False
-    precision: str = IEEE
-    tma: str = ""
-    cc: tuple[int, int] = (9, 0)
-    sm_count: int = 132
-    clock_hz: float = 1.98e9
-    memory_bandwidth: float = 4.8e12
-
-    @property
-    def swapped(self) -> Problem:
-        """Problem of the transposed product."""
-        return self._replace(
-            m=self.n, n=self.m, a_along=self.b_along, b_along=self.a_along, by_columns=not self.by_columns
-        )
-
-
-class Choice(NamedTuple):
-    """A kernel, and how a product is launched with it.
-
-    Attributes
-    ----------
-    stage, config
-        The kernel.
-    partition : Partition or None
-        Division of the work among blocks, for a scheduled stage; None for the default.
-    swapped : bool
-        True to compute the transpose, ``C.T = B.T @ A.T``.
-    clocks : float
-        Expected duration in clocks, 0 if nothing was compared.
-    reason : str
-        Reason for the choice.
-    precision : str
-        Precision.
-    """
-
-    stage: Stage
-    config: Any
-    partition: Partition | None = None
-    swapped: bool = False
-    clocks: float = 0.0
-    reason: str = ""
-    precision: str = IEEE
-
-    @property
-    def selected(self) -> tuple[Stage, Any, str, Partition | None, bool]:
-        """Stage, configuration, precision, partition and swapped, as `runtime.launch.launch_product` takes them."""
-        return self.stage, self.config, self.precision, self.partition, self.swapped
-
-    def oriented(self, product: Product) -> Product:
-        """Return the product, or its transpose if that is what is computed."""
-        return product.transposed if self.swapped else product
-
-    def kernels(self, product: Product, gpu: Gpu) -> list[Kernel]:
-        """Return the kernels that a product needs, in the order of their launches."""
-        stage, config, precision, partition, _ = self.selected
-        if partition is None and stage.takes_partition:
-            partition = Partition(1, 0)
-        return [step.kernel for step in stage.launches(config, self.oriented(product), precision, partition, gpu).steps]
 
 
 def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> Problem:
@@ -182,15 +85,18 @@ def resolve(name: str, cc: tuple[int, int]) -> Stage:
 
 def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
     """Return all candidates, or one stage's, the one that is expected to be fastest first."""
-    return _ranked_ladder(wanted, only) if wanted.precision == IEEE else _ranked_tensor(_rounded_up(wanted), only)
+    if wanted.precision == IEEE or isinstance(only, LadderStage):
+        return ranked_ladder(wanted, only)
+    return _ranked_tensor(_rounded_up(wanted), only)
 
 
 def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None) -> list[Choice]:
-    """Return the `most` fastest candidates, by default all; extents are rounded up."""
+    """Return the `most` fastest candidates, by default all."""
     stage = only or (TF32_TMA if wanted.tma else tensor_stage(wanted.cc))
     if stage is None:
         return []
-    m, n, k, matrices, precision, tma = wanted.m, wanted.n, wanted.k, wanted.matrices, wanted.precision, wanted.tma
+    m, n = _whole_tiles(wanted.m), _whole_tiles(wanted.n)
+    k, matrices, precision, tma = wanted.k, wanted.matrices, wanted.precision, wanted.tma
     sm_count, clock_hz, bandwidth = wanted.sm_count, wanted.clock_hz, wanted.memory_bandwidth
     before, of_a = 0.0, 0 if stage is ROWS else matrices
     if not isinstance(stage, TmaStage):
@@ -213,93 +119,24 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
         others = [one for one in _ranked_tensor(wanted._replace(tma=""), None) if one.partition is not None]
         found = sorted(found + others, key=lambda one: one.clocks * (1.0 if one.partition is None else DECOMPOSING))
+    if only is None and _may_multiply_float32(wanted):
+        if most == 1:
+            best_found = best_of_ladder(wanted, found[0].clocks)
+            others = [] if best_found is None else [best_found]
+        else:
+            others = ranked_ladder(wanted)
+        found = others + found if others and others[0].clocks < found[0].clocks else found + others
     return found[:most]
 
 
-Candidate = tuple[float, int, Costs, bool, int, int, float]  # see `_ladder_candidates`
+def _may_multiply_float32(wanted: Problem) -> bool:
+    """Return True if float32 multiply-adds with compensated sums are candidates beside tensor cores."""
+    few = wanted.m <= FEW_COLUMNS or wanted.n <= FEW_COLUMNS or wanted.k <= SHORT_SUM
+    return few and (wanted.precision, wanted.cc) == TIMED
 
 
-def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> list[Candidate]:
-    """Return the candidates of a float32 product.
-
-    Parameters
-    ----------
-    wanted, only
-        The product, and the stage if it is named.
-    memory : float
-        Clocks that the operands' bytes take.
-
-    Returns
-    -------
-    list of tuple
-        Clocks that no division can go below; the candidate's number; costs; swapped; tiles, and k-tiles of each; clocks
-        that its bytes take.
-    """
-    m, n, k, matrices = wanted.m, wanted.n, wanted.k, wanted.matrices
-    stage = only if isinstance(only, LadderStage) else None
-    in_vectors = wanted.aligned and not wanted.epilogue
-    both_ways = not wanted.epilogue and (min(m, n) <= FEW_COLUMNS or wanted.by_columns)
-    found, a_along, b_along = [], wanted.a_along, wanted.b_along
-    by_columns = max(memory, cost_model.columns_clocks(matrices * m * n, wanted.sm_count))
-    as_is, transposed = (by_columns, memory) if wanted.by_columns else (memory, by_columns)
-    for i, costs in enumerate(costs_of(stage, wanted.cc, wanted.sm_count, wanted.vectors, in_vectors)):
-        if only is not None or not costs.narrow or (n <= costs.most_columns and costs.suits(m, n, k, a_along)):
-            bound = memory if costs.in_groups else as_is
-            least, tiles, k_tiles = costs.least(m, n, k, matrices, bound)
-            found.append((least, 2 * i, costs, False, tiles, k_tiles, bound))
-        if both_ways and costs.stage.takes_partition and (only is not None or costs.suits(n, m, k, b_along)):
-            bound = memory if costs.in_groups else transposed
-            least, tiles, k_tiles = costs.least(n, m, k, matrices, bound)
-            found.append((least, 2 * i + 1, costs, True, tiles, k_tiles, bound))
-    return found
-
-
-def _memory(wanted: Problem) -> float:
-    """Return the clocks that a product's operands take to be read or written once."""
-    m, n, k = wanted.m, wanted.n, wanted.k
-    return memory_clocks(wanted.matrices * (m * k + k * n + m * n), wanted.memory_bandwidth, wanted.clock_hz)
-
-
-def _timed(
-    costs: Costs, tiles: int, k_tiles: int, memory: float, aligned: bool, limit: float | None = None
-) -> list[Way]:
-    """Return expected clocks, blocks negated, and division, for each way to divide the product.
-
-    With a `limit`, choices that take more clocks may be missing.
-    """
-    least = LAUNCH + memory
-    slower = 1.0 if aligned or costs.stage.takes_partition else 0.93
-    ways = costs.ways(tiles, k_tiles, memory) if limit is None else costs.ways(tiles, k_tiles, memory, limit, least)
-    return [((clocks if clocks > least else least) / slower, blocks, division) for clocks, blocks, division in ways]
-
-
-def _choice(costs: Costs, division: tuple[int, int] | None, swapped: bool, clocks: float) -> Choice:
-    return Choice(costs.stage, costs.config, None if division is None else Partition(*division), swapped, clocks)
-
-
-def _ranked_ladder(wanted: Problem, only: Stage | None) -> list[Choice]:
-    memory = _memory(wanted)
-    found = [
-        (clocks, blocks, _choice(costs, division, swapped, clocks))
-        for _, _, costs, swapped, tiles, k_tiles, bound in _ladder_candidates(wanted, only, memory)
-        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, wanted.aligned)
-    ]
-    # If several wait for memory alone, more blocks have more bytes under way.
-    return [choice for *_, choice in sorted(found, key=lambda one: one[:2])]
-
-
-def _best_ladder(wanted: Problem) -> Choice | None:
-    """Return the first of `_ranked_ladder`, without timing candidates that cannot be it."""
-    best: tuple[float, int, int] = inf, 0, 0  # clocks, blocks negated, and number of the candidate, as in the ranking
-    found: tuple[Costs, tuple[int, int] | None, bool] | None = None
-    memory = _memory(wanted)
-    for least, i, costs, swapped, tiles, k_tiles, bound in sorted(_ladder_candidates(wanted, None, memory)):
-        if least > best[0]:
-            break
-        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, wanted.aligned, best[0]):
-            if clocks <= best[0] and (clocks, blocks, i) < best:
-                best, found = (clocks, blocks, i), (costs, division, swapped)
-    return None if found is None else _choice(*found, best[0])
+def _whole_tiles(extent: int) -> int:
+    return ceil_div(extent, TENSOR_TILE) * TENSOR_TILE
 
 
 def best(wanted: Problem) -> Choice:
@@ -311,7 +148,7 @@ def _rounded_up(wanted: Problem) -> Problem:
     """Return a problem of as many tiles, for which the choice is the same: extents are rounded up if they can be."""
     m, n, k, sm_count = wanted.m, wanted.n, wanted.k, wanted.sm_count
     if wanted.precision != IEEE:
-        return Problem(ceil_div(m, TENSOR_TILE) * TENSOR_TILE, ceil_div(n, TENSOR_TILE) * TENSOR_TILE, *wanted[2:])
+        return wanted if _may_multiply_float32(wanted) else Problem(_whole_tiles(m), _whole_tiles(n), *wanted[2:])
     if m <= FEW_COLUMNS or n <= FEW_COLUMNS:
         return wanted
     tile, k_tile = common_divisors(wanted.cc)
@@ -327,7 +164,7 @@ def _rounded_up(wanted: Problem) -> Problem:
 
 @lru_cache(maxsize=4096)
 def _best(wanted: Problem) -> Choice:
-    found = [_best_ladder(wanted)] if wanted.precision == IEEE else _ranked_tensor(wanted, None, 1)
+    found = [best_of_ladder(wanted)] if wanted.precision == IEEE else _ranked_tensor(wanted, None, 1)
     return choose(wanted) if not found or found[0] is None else found[0]
 
 
@@ -380,7 +217,8 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     rows, cols = (turned.n, turned.m) if by_maps and wanted.tma == "NN" else (turned.m, turned.n)
     tiles = ceil_div(rows, choice.config.BM) * ceil_div(cols, choice.config.BN) * wanted.matrices
     text = f"{tiles} tiles of {choice.config.BM}x{choice.config.BN} on {wanted.sm_count} SMs"
-    if choice.partition is not None and wanted.precision != IEEE:
+    by_tensor_cores = not isinstance(choice.stage, LadderStage)
+    if choice.partition is not None and by_tensor_cores:
         text += f", each divided among {choice.partition.blocks * wanted.matrices // tiles} blocks along K"
     elif choice.partition is not None:
         k_tiles = ceil_div(turned.k, choice.config.BK) or 1
@@ -393,8 +231,10 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
                 f"{each:.1f} of {k_tiles} k-tiles each"
             )
     text += ", computed as the transpose" if choice.swapped else ""
-    if wanted.precision != IEEE:
+    if by_tensor_cores:
         own = isinstance(choice.stage, TmaStage | FusedStage)
         text += ", operands as they are" if own else f", {'B' if choice.stage is ROWS else 'operands'} decomposed first"
+    elif wanted.precision != IEEE:
+        text += f", float32 multiply-adds{' with compensated sums' if wanted.k > FEW_TERMS else ''}"
     candidates = "the only candidate" if count == 1 else f"the least of {count} candidates"
     return f"{text}; expected to take {choice.clocks / wanted.clock_hz * 1e6:.1f} us, {candidates}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..kernels.ladder import STAGES as LADDER
 from ..kernels.stage import IEEE
 from ..kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from ..kernels.tensor_core.stage import TensorStage
@@ -65,6 +66,8 @@ def runnable(cc: tuple[int, int], stage: str = "auto") -> tuple[str, ...]:
     named = TENSOR_STAGES.get(stage)
     if SIMULATOR and named in SIMULATED:
         return named.precisions
+    if SIMULATOR and stage in LADDER:
+        return LADDER[stage].precisions
     return (IEEE,) if tensor_stage(cc) is None else PRECISIONS
 
 

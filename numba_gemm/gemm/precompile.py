@@ -343,7 +343,7 @@ def _kernels(name: str, precision: str, cc: tuple[int, int], usual: list[Product
     for one in (IEEE, AUTO_PRECISION) if precision == FP32_AUTO else (precision,):
         if stage is not None and one not in stage.precisions:
             continue
-        if stage is None or (one == IEEE and stage.takes_partition):
+        if stage is None or (isinstance(stage, LadderStage) and stage.takes_partition):
             if one == IEEE or tensor_stage(cc) is not None:
                 yield from _chosen(name, one, cc, usual)
         elif isinstance(stage, LadderStage):

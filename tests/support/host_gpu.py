@@ -42,9 +42,9 @@ def parameters(kernel):
     """Return the names of a kernel's arguments and the number of words of each, in order."""
     vectors = {f"vector{i}": VECTOR for i in range(kernel.vectors)}
     product = {"alpha": SCALAR, "a": MATRIX, "b": MATRIX, "beta": SCALAR, "c": MATRIX}
-    if kernel.signature is ladder.signature:
+    if kernel.signature is ladder.SIGNATURE:
         return product | ({"partition": len(FIELDS)} | vectors if isinstance(kernel.variant, ladder.Variant) else {})
-    if kernel.signature is ladder.plain_signature:
+    if kernel.signature is ladder.PLAIN_SIGNATURE:
         return product | {"partition": len(FIELDS)}
     if kernel.signature in (tensor_core.TEACHING_SIGNATURE, direct_stage.SIGNATURE):
         return product
@@ -175,7 +175,7 @@ class HostGpu:
         did = Launched(kernel.name, handle, grid, block, layout.shared, stream, overlaps, arguments)
         self.pause(0.0005)  # others run
         self.launches.append(did)
-        if self.computes and kernel.signature is ladder.signature:
+        if self.computes and kernel.signature is ladder.SIGNATURE:
             self._compute(kernel, did)
         if self.computes and kernel.signature is conversion.SIGNATURE:
             self._convert(kernel, did)

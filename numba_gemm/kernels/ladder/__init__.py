@@ -1,6 +1,7 @@
 """The ladder: one optimisation per stage, from the definition of the product to asynchronously fed warp tiles."""
 
 from ..code import Code
+from ..stage import IEEE
 from .stage import DEFAULT_ORDER, LadderStage, TileConfig, partition_layout
 
 
@@ -178,6 +179,7 @@ RECORDS = (
         ),
         test_config=_moving(32, 32, 8, 8, 4, 32, 32),
         schedule=partition_layout,
+        precisions=(IEEE, "bf16x6"),
         vectorized=True,
         ordered=True,
         min_cc=(8, 0),
@@ -206,6 +208,7 @@ RECORDS = (
         ),
         test_config=_lanes(16, 4, 4, 4, 8),
         schedule=partition_layout,
+        precisions=(IEEE, "bf16x6"),
         vectorized=True,
         min_cc=(8, 0),
     ),

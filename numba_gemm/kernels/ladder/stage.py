@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ...device.access import ACCESSES, covers
 from ...device.units import FLOAT32_BYTES, MAX_GRID_Y, VECTOR_BYTES, WARP, ceil_div
+from ..code import Code
 from ..product import Batch, Layout, Product
 from ..stage import IEEE, Gpu, Partition, Piece, Stage, cut, require
 from ..step import (
@@ -34,6 +35,7 @@ AT_SCRATCH = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
 GROUP = 8  # rows of tiles that are walked together
 MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
 SUMS_STAGED = 32  # per thread; from here on, an unaligned C is stored faster through shared memory
+SIGNATURE, PLAIN_SIGNATURE = (Code("ladder.signatures", name) for name in ("signature", "plain_signature"))
 DEFAULT_ORDER = "columns"  # the fastest that was measured for thread tiles of 8x16
 
 
@@ -153,6 +155,8 @@ class Variant(NamedTuple):
         Device function ``(value, row, col, *vectors)`` applied to each element of C.
     vectors : int
         Number of vectors that the epilogue takes.
+    compensated : bool
+        True for sums whose error does not grow with K, see `numba_gemm.device.compensated`.
     """
 
     a: str
@@ -160,11 +164,12 @@ class Variant(NamedTuple):
     c_aligned: bool
     epilogue: Callable[..., Any] | None = None
     vectors: int = 0
+    compensated: bool = False
 
     @property
     def name(self) -> str:
         """Accesses and alignment in one word."""
-        word = f"{self.a}_{self.b}_{'aligned' if self.c_aligned else 'any'}"
+        word = f"{self.a}_{self.b}_{'aligned' if self.c_aligned else 'any'}{'_compensated' if self.compensated else ''}"
         return word if self.epilogue is None else f"{word}_{getattr(self.epilogue, '__name__', 'epilogue')}"
 
 
@@ -189,7 +194,16 @@ class PartitionLayout(NamedTuple):
     words: tuple[int, ...]
 
 
-def variant_of(config: TileConfig, product: Product) -> Variant:
+FEW_TERMS = 7  # of a sum, which plain multiply-adds round no more often than compensated sums may err
+
+
+def compensates(config: TileConfig) -> bool:
+    """Return True if a configuration has registers for compensated sums."""
+    most = 64 if config.lanes_k > 1 and config.BM > config.BN else 32
+    return most >= config.TM * config.TN
+
+
+def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     """Return the fastest variant that these operands allow."""
     batch, of_a = product.batch, covering(config, config.BM)
     if config.lanes_k > 1 and config.BM == 1:  # a row of a large A
@@ -199,7 +213,8 @@ def variant_of(config: TileConfig, product: Product) -> Variant:
     aligned = product.c.aligned and (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES == 0
     if config.BM * config.BN <= 64 * 64 and a[-1] == "1":  # then B and C by floats, too: fewer kernels
         b, aligned = b.replace("4", "1"), False
-    return Variant(a, b, aligned, product.epilogue, len(product.vectors))
+    compensated = precision != IEEE and product.k > FEW_TERMS
+    return Variant(a, b, aligned, product.epilogue, len(product.vectors), compensated)
 
 
 def access_of(able: tuple[str, ...], x: Layout, steps: int) -> str:
@@ -221,25 +236,6 @@ def covering(config: TileConfig, extent: int) -> tuple[str, ...]:
     return tuple(access for access in ACCESSES if covers(access, extent, config.BK, config.threads))
 
 
-def signature(variant: int | Variant) -> tuple[Any, ...]:
-    """Return the Numba types of a kernel's parameters."""
-    from ...device.matrix import kernel_signature, variant_signature
-
-    return variant_signature(variant) if isinstance(variant, Variant) else kernel_signature(variant != ANY)
-
-
-def plain_signature(fit: int) -> tuple[Any, ...]:
-    """Return the Numba types of the parameters of a stage that is `LadderStage.plain`."""
-    from ...device.matrix import kernel_signature
-
-    return kernel_signature(fit != ANY, partition=True)
-
-
-def flat_block(config: TileConfig) -> tuple[int, int]:
-    """Return a one-dimensional block of a configuration's threads."""
-    return (config.threads, 1)
-
-
 @dataclass(frozen=True, eq=False)
 class LadderStage(Stage):
     """A stage of the FP32 ladder.
@@ -258,7 +254,7 @@ class LadderStage(Stage):
     that is ``plain`` takes ``fit`` all the same, and neither batches nor an epilogue.
     """
 
-    block: Callable[[TileConfig], tuple[int, int]] = flat_block
+    block: Callable[[TileConfig], tuple[int, int]] = lambda config: (config.threads, 1)
     vectorized: bool = False
     rows_along_x: bool = False
     ordered: bool = False
@@ -300,11 +296,11 @@ class LadderStage(Stage):
         """Guarantees that its kernels are made for if they take no `Variant`, the strongest first."""
         return (WHOLE, ALIGNED, ANY) if self.whole_tiles else (ALIGNED, ANY)
 
-    def variant(self, config: TileConfig, product: Product) -> int | Variant:
+    def variant(self, config: TileConfig, product: Product, precision: str = IEEE) -> int | Variant:
         """Return the specialisation of its kernel to these operands, or to their float32 copies."""
         a, b, c, *_ = product = product.converted
         if self.takes_variants:
-            return variant_of(config, product)
+            return variant_of(config, product, precision)
         if not (a.aligned and b.aligned and c.aligned):
             return ANY
         whole = product.m % config.BM == product.n % config.BN == product.k % config.BK == 0 < product.k
@@ -319,12 +315,12 @@ class LadderStage(Stage):
         word = variant.name if isinstance(variant, Variant) else FITS[variant]
         suffix = "" if variant == ALIGNED else f"_{word}"
         name, threads = f"{self.name}_{config.name}{suffix}", config.threads
-        types = plain_signature if self.plain else signature
+        types = PLAIN_SIGNATURE if self.plain else SIGNATURE
         return Kernel(name, self.build, types, config, variant, config.dynamic_shared, threads)
 
     def kernel(self, config: TileConfig, product: Product, precision: str = IEEE) -> Kernel:
         """Return the kernel that multiplies operands of these layouts."""
-        return self.kernel_of(config, self.variant(config, product))
+        return self.kernel_of(config, self.variant(config, product, precision))
 
     def usual_kernel(self, config: TileConfig, aligned: bool = True) -> Kernel:
         """Return the kernel for operands stored by rows: of any strides, or with the strongest guarantees."""
@@ -339,7 +335,7 @@ class LadderStage(Stage):
     ) -> Launches:
         """Return the launch of a product; `partition` divides the work of a scheduled stage."""
         a, b, c = MatrixAt(AT_A, product.a), MatrixAt(AT_B, product.b), MatrixAt(AT_C, product.c)
-        kernel, block = self.kernel(config, product), (*self.block(config), 1)
+        kernel, block = self.kernel(config, product, precision), (*self.block(config), 1)
         if self.schedule is None:
             grid = (*self.grid(config, product.m, product.n), 1)
             return Launches((Step(kernel, grid, block, (ALPHA, a, b, BETA, c)),))
@@ -349,7 +345,10 @@ class LadderStage(Stage):
         vectors = [Vector(i, *vector) for i, vector in enumerate(product.vectors)]
         work = Words((*place, *made.words))
         arguments: tuple[Argument, ...] = (ALPHA, a, b, BETA, c, work, *vectors)
-        return Launches((Step(kernel, made.grid, block, arguments),), made.workspace_bytes, made.counters)
+        compensated = isinstance(kernel.variant, Variant) and kernel.variant.compensated
+        assert not (compensated and made.counters and config.lanes_k == 1), "stream_k does not compensate parts of sums"
+        size = made.workspace_bytes * (2 if compensated else 1)  # two floats per part of a sum
+        return Launches((Step(kernel, made.grid, block, arguments),), size, made.counters)
 
     def pieces(self, config: TileConfig, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
         """Divide a product into parts that one launch can compute: a grid has up to 65,535 blocks along y.

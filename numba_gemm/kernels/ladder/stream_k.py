@@ -22,6 +22,7 @@ from numba import cuda, float32, int32, int64, uint32
 from ...device.access import covers
 from ...device.address import col_step, pinned, shared_address, shared_load4, transposed
 from ...device.async_copy import commit_group, wait_group
+from ...device.compensated import compensated_addition
 from ...device.matrix import shifted
 from ...device.outer_product import outer_product
 from ...device.partition import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
@@ -29,7 +30,7 @@ from ...device.store import row_store, staged_store
 from ...device.tile_loader import tile_loader
 from ...device.units import FLOAT32_BYTES, WARP
 from ...simulator.switch import device_function, hardware_only
-from .stage import SUMS_STAGED, require
+from .stage import SUMS_STAGED, compensates, require
 
 SUMS_SPREAD = 64  # per thread; from here on, spreading 4-byte copies over k-steps always pays
 
@@ -52,6 +53,7 @@ def build(config, variant):
             "copies cover A's tile": covers(variant.a, BM, BK, THREADS),
             "copies cover B's tile": covers(variant.b, BN, BK, THREADS),
             "two slots": config.slots == 2,
+            "compensated sums: at most 32 per thread": compensates(config) or not variant.compensated,
             "pads % 4 == 0": config.pad % 4 == 0 and config.pad_b % 4 == 0,
             "dynamic shared memory": config.dynamic,
             "a staged C fits into the tiles": FLOAT32_BYTES * (THREADS // WARP) * WARP_FLOATS <= 2 * SLOT,
@@ -75,6 +77,10 @@ def build(config, variant):
     origin_b, place_b, valid_b, begin_b, fetch_b, settle_b = b_loader.functions
     multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
     store_partial_row, load_partial_row = row_partial(TN, THREADS, BM * BN)
+    COMPENSATED = variant.compensated
+    BOUNDS = (THREADS,) if COMPENSATED and TM * TN >= 32 else config.launch_bounds  # registers for twice the sums
+    TOTALS = (TM, TN) if COMPENSATED else (1, 1)
+    add_exactly = compensated_addition(TM, TN)
     AT_ONCE = max(1, 64 // (TM * TN))  # parts of a sum that are read at once, limited by registers
     store_row = row_store(TN, 4 * LANES_N, variant.c_aligned)
     # Without an epilogue, small tiles are stored faster directly.
@@ -104,7 +110,7 @@ def build(config, variant):
         if part < A_PARTS:
             fetch_a(*to_a, part)
 
-    @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
+    @cuda.jit(**hardware_only(launch_bounds=BOUNDS))
     def stream_k(alpha, a, b, beta, c, partition, vectors):
         tiles = cuda.shared.array(0, float32, alignment=16)
         start = shared_address(tiles)
@@ -125,6 +131,7 @@ def build(config, variant):
         a_odd = cuda.local.array(TM, float32)  # fragments of the odd k-steps
         b_odd = cuda.local.array(TN, float32)
         acc = cuda.local.array((TM, TN), float32)
+        total = cuda.local.array(TOTALS, float32)  # compensated sums, but for what acc still has
         arrived = cuda.local.array((AT_ONCE, TM, TN), float32)  # parts of a sum from other blocks
 
         at, end = piece(partition, block), piece(partition, uint32(block + 1))
@@ -154,6 +161,8 @@ def build(config, variant):
             for i in range(TM):
                 for j in range(TN):
                     acc[i, j] = float32(0)
+                    if COMPENSATED:
+                        total[i, j] = float32(0)
             # Only the first tile along k may be partial.
             narrow = k - (int64(k_tiles) - 1) * BK
             k0 = int64(0) if first == uint32(0) else narrow + (int64(first) - 1) * BK
@@ -197,12 +206,16 @@ def build(config, variant):
                     fetch(to_a, to_b, 3)
                     step(tiles, a_at, b_at, 2, a_odd, b_odd, a_even, b_even, acc)
                     a_at, b_at = uint32(a_at + 8 * A_PITCH), uint32(b_at + 8 * B_PITCH)
+                    if COMPENSATED:
+                        add_exactly(total, acc)
                 commit_group()
                 p = uint32(SPREAD)
                 while p < uint32(BK // 2 - 1):
                     step(tiles, a_at, b_at, 1, a_even, b_even, a_odd, b_odd, acc)
                     step(tiles, a_at, b_at, 2, a_odd, b_odd, a_even, b_even, acc)
                     a_at, b_at = uint32(a_at + 8 * A_PITCH), uint32(b_at + 8 * B_PITCH)
+                    if COMPENSATED and p % uint32(2) == uint32(1):  # after every four k-steps
+                        add_exactly(total, acc)
                     p = uint32(p + 1)
                 for i in range(A_ADDRESSES):
                     a_addresses[i] += BK * col_step(x)
@@ -218,7 +231,13 @@ def build(config, variant):
                 cuda.syncthreads()
                 read_fragments(tiles, uint32(a_from + slot), uint32(b_from + slot), 0, a_even, b_even)
                 multiply(a_odd, b_odd, acc)
+                if COMPENSATED:
+                    add_exactly(total, acc)
 
+            if COMPENSATED:  # sums that blocks share are not
+                for i in range(TM):
+                    for j in range(TN):
+                        acc[i, j] += total[i, j]
             complete = True
             if uint32(last - first) < k_tiles:
                 lead = owner(partition, uint32(index * k_tiles))

@@ -20,8 +20,9 @@ Limits: within a block, the start and end of a tile do not overlap with the next
 """
 
 from functools import lru_cache
+from math import inf
 
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, float64, int32, int64, uint32
 
 from ...device.address import (
     address_of,
@@ -34,6 +35,7 @@ from ...device.address import (
 )
 from ...device.async_copy import commit_group, wait_group
 from ...device.chunk_loader import chunk_loader
+from ...device.compensated import compensated_addition
 from ...device.matrix import shifted
 from ...device.partition import (
     arrive,
@@ -101,6 +103,12 @@ def build(config, variant):
     NEWEST = SLOTS - 2  # groups of copies that may be in flight when a chunk is read
     AT_ONCE = max(1, 32 // RESULTS)  # parts of a sum that are read at once, limited by registers
     store = element_store(variant.epilogue)
+    COMPENSATED = variant.compensated
+    BOUNDS = (THREADS,) if COMPENSATED and SUMS >= 32 else config.launch_bounds  # registers for twice the sums
+    TOTALS = (TM, TN) if COMPENSATED else (1, 1)
+    add_exactly = compensated_addition(TM, TN)
+    wide = float64 if COMPENSATED else float32  # sums of lanes and of blocks
+    PART = BM * BN * (2 if COMPENSATED else 1)  # floats per part of a tile's sums: one or two per sum
     require(
         config,
         {
@@ -158,7 +166,21 @@ def build(config, variant):
             for j in range(TN):
                 multiply_column(acc, values, b_row(tiles, b_at, j, s), j)
 
-    @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
+    @device_function
+    def store_part(partition, at, value):
+        first = float32(value)
+        store_partial(partition, at, first)
+        if COMPENSATED:
+            rest = value - wide(first)
+            store_partial(partition, at + BM * BN, float32(rest) if abs(first) < float32(inf) else float32(0))
+
+    @device_function
+    def load_part(partition, at):
+        if COMPENSATED:
+            return wide(load_partial(partition, at)) + wide(load_partial(partition, at + BM * BN))
+        return load_partial(partition, at)
+
+    @cuda.jit(**hardware_only(launch_bounds=BOUNDS))
     def thin(alpha, a, b, beta, c, partition, vectors):
         tiles = cuda.shared.array(0, float32, alignment=16)
         start = shared_address(tiles)
@@ -174,8 +196,9 @@ def build(config, variant):
         values = cuda.local.array((TM, 4), float32)
         columns = cuda.local.array(TN, float32)
         acc = cuda.local.array((TM, TN), float32)
-        results = cuda.local.array(RESULTS, float32)
-        arrived = cuda.local.array((AT_ONCE, RESULTS), float32)  # parts of a sum from other blocks
+        total = cuda.local.array(TOTALS, float32)  # compensated sums, but for what acc still has
+        results = cuda.local.array(RESULTS, wide)
+        arrived = cuda.local.array((AT_ONCE, RESULTS), wide)  # parts of a sum from other blocks
 
         at, end = piece(partition, block), piece(partition, uint32(block + 1))
         whole, own = uint32(partition.whole), block
@@ -203,6 +226,8 @@ def build(config, variant):
             for r in range(TM):
                 for j in range(TN):
                     acc[r, j] = float32(0)
+                    if COMPENSATED:
+                        total[r, j] = float32(0)
             k0 = int64(first) * BK
             rest = int32(min(int64(last) * BK, int64(k)) - k0)  # number of k left from the next chunk to copy on
             left = uint32(last - first)  # chunks
@@ -237,6 +262,8 @@ def build(config, variant):
                 rest = int32(rest - BK)
                 for s in range(STEPS):
                     multiply(tiles, uint32(a_from + other), uint32(b_from + other), values, columns, acc, s)
+                    if COMPENSATED:
+                        add_exactly(total, acc)
                 slot = other
                 other = uint32(0) if other == uint32((SLOTS - 1) * SLOT) else uint32(other + SLOT)
 
@@ -244,16 +271,18 @@ def build(config, variant):
             cuda.syncthreads()  # no copy is in flight and no chunk is being read when the sums overwrite them
             for r in range(TM):
                 for j in range(TN):
+                    if COMPENSATED:
+                        acc[r, j] += total[r, j]
                     shared_store1(tiles, uint32(start + 4 * (tid + (r * TN + j) * SUMS_PITCH)), acc[r, j])
             cuda.syncthreads()  # all threads have stored their sums before any adds them
             for i in range(RESULTS):
                 e = uint32(tid + i * THREADS)
-                results[i] = float32(0)
+                results[i] = wide(0)
                 if EVEN or e < uint32(BM * BN):
                     of_lane = uint32(start + 4 * (e % SUMS * SUMS_PITCH + e // SUMS * LANES))
                     for part in range(0, LANES, 4):
                         four = shared_load4(tiles, uint32(of_lane + 4 * part))
-                        results[i] += (four[0] + four[1]) + (four[2] + four[3])
+                        results[i] += (wide(four[0]) + wide(four[1])) + (wide(four[2]) + wide(four[3]))
 
             complete = True
             if uint32(last - first) < k_tiles:
@@ -262,10 +291,10 @@ def build(config, variant):
                 most = parts_at_once(parts)
                 mine, apart = uint32(block - lead), uint32(1)  # a sum's number, and parts from one sum to the next
                 while complete and parts > uint32(1):
-                    slot = part_slot(partition, index, lead, uint32(mine * apart)) * (BM * BN) + int64(tid)
+                    slot = part_slot(partition, index, lead, uint32(mine * apart)) * PART + int64(tid)
                     for i in range(RESULTS):
                         if EVEN or tid + i * THREADS < uint32(BM * BN):
-                            store_partial(partition, slot + i * THREADS, results[i])
+                            store_part(partition, slot + i * THREADS, results[i])
                     mine = uint32(mine // most)  # the group's number
                     begin = uint32(mine * most)
                     count = min(most, uint32(parts - begin))
@@ -280,15 +309,15 @@ def build(config, variant):
                             if tid == uint32(0):
                                 reset(partition, counter)
                             for i in range(RESULTS):
-                                results[i] = float32(0)
+                                results[i] = wide(0)
                             q = uint32(0)
                             while q < count:
                                 for p in range(AT_ONCE):
                                     of = uint32(uint32(begin + min(uint32(q + p), uint32(count - 1))) * apart)
-                                    part = part_slot(partition, index, lead, of) * (BM * BN)
+                                    part = part_slot(partition, index, lead, of) * PART
                                     for i in range(RESULTS):
                                         e = min(uint32(tid + i * THREADS), uint32(BM * BN - 1))
-                                        arrived[p, i] = load_partial(partition, part + int64(e))
+                                        arrived[p, i] = load_part(partition, part + int64(e))
                                 for p in range(AT_ONCE):
                                     for i in range(RESULTS):
                                         if uint32(q + p) < count:
@@ -303,6 +332,6 @@ def build(config, variant):
                         of_group, of_sum = e // SUMS, e % SUMS
                         row = block_row + int64(of_group // TILES_N * TM + of_sum // TN)
                         col = block_col + int64(of_group % TILES_N * TN + of_sum % TN)
-                        store(z, row, col, alpha, results[i], beta, vectors)
+                        store(z, row, col, alpha, float32(results[i]), beta, vectors)
 
     return thin

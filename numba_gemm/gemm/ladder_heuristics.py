@@ -1,0 +1,104 @@
+"""Candidates of float32 multiply-adds for a product, and the one that `cost_model` expects to end first.
+
+In precisions of tensor cores, these are kernels with compensated sums.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from ..kernels.ladder.stage import FEW_TERMS, LadderStage
+from ..kernels.stage import IEEE, Partition, Stage
+from . import cost_model
+from .cost_model import FEW_COLUMNS, LAUNCH, Costs, Way, costs_of, memory_clocks
+from .problem import Choice, Problem
+
+__all__ = ["best_of_ladder", "ranked_ladder"]
+
+Candidate = tuple[float, int, Costs, bool, int, int, float]  # see `_ladder_candidates`
+
+
+def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> list[Candidate]:
+    """Return the candidates of a product.
+
+    Parameters
+    ----------
+    wanted, only
+        The product, and the stage if it is named.
+    memory : float
+        Clocks that the operands' bytes take.
+
+    Returns
+    -------
+    list of tuple
+        Clocks that no division can go below; the candidate's number; costs; swapped; tiles, and k-tiles of each; clocks
+        that its bytes take.
+    """
+    m, n, k, matrices = wanted.m, wanted.n, wanted.k, wanted.matrices
+    stage = only if isinstance(only, LadderStage) else None
+    in_vectors = wanted.aligned and not wanted.epilogue
+    both_ways = not wanted.epilogue and (min(m, n) <= FEW_COLUMNS or wanted.by_columns)
+    found, a_along, b_along = [], wanted.a_along, wanted.b_along
+    by_columns = max(memory, cost_model.columns_clocks(matrices * m * n, wanted.sm_count))
+    as_is, transposed = (by_columns, memory) if wanted.by_columns else (memory, by_columns)
+    compensated = wanted.precision != IEEE and k > FEW_TERMS
+    for i, costs in enumerate(costs_of(stage, wanted.cc, wanted.sm_count, wanted.vectors, in_vectors, compensated)):
+        if only is not None or not costs.narrow or (n <= costs.most_columns and costs.suits(m, n, k, a_along)):
+            bound = memory if costs.in_groups else as_is
+            least, tiles, k_tiles = costs.least(m, n, k, matrices, bound)
+            found.append((least, 2 * i, costs, False, tiles, k_tiles, bound))
+        if both_ways and costs.stage.takes_partition and (only is not None or costs.suits(n, m, k, b_along)):
+            bound = memory if costs.in_groups else transposed
+            least, tiles, k_tiles = costs.least(n, m, k, matrices, bound)
+            found.append((least, 2 * i + 1, costs, True, tiles, k_tiles, bound))
+    return found
+
+
+def _memory(wanted: Problem) -> float:
+    """Return the clocks that a product's operands take to be read or written once."""
+    m, n, k = wanted.m, wanted.n, wanted.k
+    return memory_clocks(wanted.matrices * (m * k + k * n + m * n), wanted.memory_bandwidth, wanted.clock_hz)
+
+
+def _timed(
+    costs: Costs, tiles: int, k_tiles: int, memory: float, aligned: bool, limit: float | None = None
+) -> list[Way]:
+    """Return expected clocks, blocks negated, and division, for each way to divide the product.
+
+    With a `limit`, choices that take more clocks may be missing.
+    """
+    least = LAUNCH + memory
+    slower = 1.0 if aligned or costs.stage.takes_partition else 0.93
+    ways = costs.ways(tiles, k_tiles, memory) if limit is None else costs.ways(tiles, k_tiles, memory, limit, least)
+    return [((clocks if clocks > least else least) / slower, blocks, division) for clocks, blocks, division in ways]
+
+
+def _choice(costs: Costs, division: tuple[int, int] | None, swapped: bool, clocks: float, precision: str) -> Choice:
+    partition = None if division is None else Partition(*division)
+    return Choice(costs.stage, costs.config, partition, swapped, clocks, "", precision)
+
+
+def ranked_ladder(wanted: Problem, only: Stage | None = None) -> list[Choice]:
+    """Return all candidates, or one stage's, the one that is expected to be fastest first."""
+    memory = _memory(wanted)
+    found = [
+        (clocks, blocks, _choice(costs, division, swapped, clocks, wanted.precision))
+        for _, _, costs, swapped, tiles, k_tiles, bound in _ladder_candidates(wanted, only, memory)
+        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, wanted.aligned)
+    ]
+    # If several wait for memory alone, more blocks have more bytes under way.
+    return [choice for *_, choice in sorted(found, key=lambda one: one[:2])]
+
+
+def best_of_ladder(wanted: Problem, limit: float = inf) -> Choice | None:
+    """Return the first of `ranked_ladder`, without timing those that cannot be it; None if all take over `limit`."""
+    best: tuple[float, int, int] = limit, 0, 0  # clocks, blocks negated, and number of the candidate, as in the ranking
+    found: tuple[Costs, tuple[int, int] | None, bool] | None = None
+    memory = _memory(wanted)
+    for least, i, costs, swapped, tiles, k_tiles, bound in sorted(_ladder_candidates(wanted, None, memory)):
+        if least > best[0]:
+            break
+        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, wanted.aligned, best[0]):
+            if clocks <= best[0] and (clocks, blocks, i) < best:
+                best, found = (clocks, blocks, i), (costs, division, swapped)
+    return None if found is None else _choice(*found, best[0], wanted.precision)

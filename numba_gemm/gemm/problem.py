@@ -1,0 +1,108 @@
+"""Properties of a product on which the choice of a kernel depends, and the choice."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..kernels.product import Product
+from ..kernels.stage import IEEE, Gpu, Partition, Stage
+from ..kernels.step import Kernel
+
+__all__ = ["Choice", "Problem"]
+
+
+class Problem(NamedTuple):
+    """Properties of a product on which the choice of a kernel depends.
+
+    Attributes
+    ----------
+    m, n, k : int
+        Extents in elements.
+    matrices : int
+        Products of a batch.
+    aligned : bool
+        True if all operands allow 128-bit accesses by rows.
+    vectors : bool
+        True if A and B allow them along whichever axis is contiguous; a vector needs none.
+    a_along, b_along : bool
+        True if k is the contiguous axis of A, and of B.
+    by_columns : bool
+        True if C is stored by columns.
+    epilogue : bool
+        True if the product has an epilogue.
+    precision : str
+        Precision, not "fp32_auto".
+    tma : str
+        Layouts of A and B, "NN", "NT" or "TT", if tensor maps can describe them; else empty. Precisions other than
+        "tf32" leave it empty.
+    cc, sm_count, clock_hz, memory_bandwidth
+        Properties of the device, see `runtime.device.DeviceProperties`.
+    """
+
+    m: int
+    n: int
+    k: int
+    matrices: int = 1
+    aligned: bool = True
+    vectors: bool = True
+    a_along: bool = True
+    b_along: bool = False
+    by_columns: bool = False
+    epilogue: bool = False
+    precision: str = IEEE
+    tma: str = ""
+    cc: tuple[int, int] = (9, 0)
+    sm_count: int = 132
+    clock_hz: float = 1.98e9
+    memory_bandwidth: float = 4.8e12
+
+    @property
+    def swapped(self) -> Problem:
+        """Problem of the transposed product."""
+        return self._replace(
+            m=self.n, n=self.m, a_along=self.b_along, b_along=self.a_along, by_columns=not self.by_columns
+        )
+
+
+class Choice(NamedTuple):
+    """A kernel, and how a product is launched with it.
+
+    Attributes
+    ----------
+    stage, config
+        The kernel.
+    partition : Partition or None
+        Division of the work among blocks, for a scheduled stage; None for the default.
+    swapped : bool
+        True to compute the transpose, ``C.T = B.T @ A.T``.
+    clocks : float
+        Expected duration in clocks, 0 if nothing was compared.
+    reason : str
+        Reason for the choice.
+    precision : str
+        Precision.
+    """
+
+    stage: Stage
+    config: Any
+    partition: Partition | None = None
+    swapped: bool = False
+    clocks: float = 0.0
+    reason: str = ""
+    precision: str = IEEE
+
+    @property
+    def selected(self) -> tuple[Stage, Any, str, Partition | None, bool]:
+        """Stage, configuration, precision, partition and swapped, as `runtime.launch.launch_product` takes them."""
+        return self.stage, self.config, self.precision, self.partition, self.swapped
+
+    def oriented(self, product: Product) -> Product:
+        """Return the product, or its transpose if that is what is computed."""
+        return product.transposed if self.swapped else product
+
+    def kernels(self, product: Product, gpu: Gpu) -> list[Kernel]:
+        """Return the kernels that a product needs, in the order of their launches."""
+        stage, config, precision, partition, _ = self.selected
+        if partition is None and stage.takes_partition:
+            partition = Partition(1, 0)
+        return [step.kernel for step in stage.launches(config, self.oriented(product), precision, partition, gpu).steps]
