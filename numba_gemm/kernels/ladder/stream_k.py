@@ -6,8 +6,9 @@ Idea: basic_stream_k with a tile loader for each of five layouts, which makes tr
     matrices of a batch are additional tiles. An epilogue is applied to the elements of C as they are stored. The main
     loop also multiplies the last k-tile, and switches off its loads by a predicate; that of basic_stream_k multiplies
     it after the loop. With few tiles, equal shares are split-K (see `device.partition`).
+    In "bf16x6", small tiles have compensated sums, see `device.compensated`; blocks do not share these.
 Traffic: the same, plus at most two partial tiles per block, written and read.
-Registers and shared memory: those of basic_stream_k.
+Registers and shared memory: those of basic_stream_k, and in "bf16x6" twice the accumulators.
 Measured: 56.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.11 of cuBLAS SGEMM and 1.02 times basic_stream_k; 253
     registers per thread, 85.5 % of the FMA pipe, 2.3 % excess shared wavefronts.
 Limits: small products: the launch, the first memory access and the exchange of partial sums take longer than the

@@ -10,8 +10,11 @@ Idea: such a product reads its operands once and computes little, so only the nu
     k of its rows and of its columns at a time. The lanes' sums are added once per tile, through shared memory. Tiles
     are shared between blocks as in stream_k; many parts of a sum are added in groups, by as many blocks, and then the
     groups' sums.
+    In "bf16x6", sums are compensated: a thread adds what it rounded off to its next four terms (see
+    `device.compensated`), and sums of lanes and of blocks are added in float64.
 Traffic: A and B once, if C is one tile; A once and BN/BM of its bytes for B, from the L2 cache, if it has more rows.
-Registers and shared memory: TM*TN accumulators and 4*TM floats of A; slots*(BM + BN + 2)*BK floats at most.
+Registers and shared memory: TM*TN accumulators, twice as many in "bf16x6", and 4*TM floats of A; slots*(BM + BN + 2)*BK
+    floats at most.
 Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.61, 1.57 and
     1.38 of a copy's bandwidth, 1.08, 2.07 and 1.84 of cuBLAS SGEMM.
 Limits: within a block, the start and end of a tile do not overlap with the next tile; the other blocks of the
