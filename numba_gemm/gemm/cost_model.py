@@ -24,9 +24,9 @@ from ..models.roofline import FP32_LANES_PER_SM
 __all__ = ["RATES", "Costs", "Rate", "costs_of", "rate_of", "rated"]
 
 # The constants below and RATES are fitted to 7,086 products of 132 shapes on an H200 (132 SMs at 1.98 GHz, graph
-# replays; docs/experiments.md); rates of `thin` and REGROUP, to 183 products of 38 thin or deep shapes, and those of
-# 1x1x512 and 4x1x256, to 109 products of a vector. Clocks of a launch, of a tile of C's first trip to memory,
-# and of a piece of a tile's.
+# replays; docs/experiments.md); rates of `thin` and REGROUP, to 183 products of 38 thin or deep shapes, those of
+# 1x1x512 and 4x1x256, to 109 products of a vector, and all of them with that of `coalesced` to 9,000 small products of
+# 513 shapes on an H100. Clocks of a launch, of a tile of C's first trip to memory, and of a piece of a tile's.
 LAUNCH, TILE, PIECE = 1626, 1934, 683
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.49
@@ -52,9 +52,11 @@ MEMORY_EFFICIENCY = 0.85
 COMPENSATING, REGISTERS, WIDENED = 1.5, 65536, 16
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
-# Terms of a sum, or elements of A, from which on those of `thin` are considered; less takes about as long as a launch.
-# For a C of one tile, terms decide; these were measured from 4096 on.
-LONG_SUM, LARGE_A = 512, 4096
+# Tiles along a row of C up to which those of `thin` are considered, and tiles along both axes if it is for a small C.
+TILES_ALONG, TILES_EACH = 4, 2
+# `DIRECT` has no schedule. In float32, it is considered for a C of few elements, whose sums are short, without batch or
+# epilogue.
+DIRECT, DIRECT_ELEMENTS, DIRECT_TERMS = "coalesced", 1 << 17, 24
 MOST_LANES = max(FP32_LANES_PER_SM.values())
 
 Way = tuple[float, int, tuple[int, int] | None]  # clocks; blocks, negated; blocks and whole tiles of a division
@@ -76,8 +78,9 @@ class Rate:
         Factor by which the multiply-adds take longer beside copies of an A or B that allows no vectors; 0 if the
         configuration is not considered for these.
     along : bool or None
-        True if a narrow configuration is for an A whose contiguous axis is k, False if for any other; None if it is for
-        both, and a C of one tile.
+        True if a narrow configuration is for an A whose contiguous axis is k, False if for any other; None if for both.
+    first : int
+        Clocks of a tile's first trip to memory.
     """
 
     efficiency: float
@@ -85,40 +88,40 @@ class Rate:
     resident: int
     floats: float = 1.0
     along: bool | None = None
+    first: int = TILE
 
 
 # By stage and block tile; configurations that win nowhere are left out. `resident` follows from registers, threads and
 # shared memory; `thin` has 1 where one block per SM keeps the memory busy.
 RATES: dict[tuple[str, int, int, int], Rate] = {
+    ("coalesced", 2, 128, 1): Rate(0.096, alone=60, resident=8, first=1270),
     ("register_prefetch", 64, 64, 16): Rate(0.53, alone=1030, resident=4),
     ("register_prefetch", 128, 128, 16): Rate(0.69, alone=2210, resident=2),
     ("register_prefetch", 128, 256, 16): Rate(0.72, alone=680, resident=1),
     ("shared_tile", 16, 16, 16): Rate(0.12, alone=670, resident=8, along=False),
     ("shared_tile", 32, 32, 32): Rate(0.136, alone=1500, resident=2),
-    ("stream_k", 128, 256, 16): Rate(0.994, alone=3430, resident=1, floats=1.09),
+    ("stream_k", 128, 256, 16): Rate(0.994, alone=3430, resident=1, floats=0),
     ("stream_k", 256, 128, 16): Rate(0.957, alone=3435, resident=1, floats=1.03),
-    ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2),
+    ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2, floats=0),
     ("stream_k", 64, 128, 16): Rate(0.789, alone=1035, resident=3, floats=1.11),
     ("stream_k", 64, 64, 16): Rate(0.626, alone=780, resident=4, floats=1.09),
-    ("stream_k", 32, 64, 32): Rate(0.555, alone=1525, resident=4, floats=1.08),
     ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07),
     ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02),
     ("stream_k", 256, 16, 16): Rate(0.5, alone=1300, resident=3, along=False),
     # For a C of few columns, with an A whose contiguous axis is k, and with any other.
-    ("thin", 1, 1, 512): Rate(0.04, alone=90, resident=2, floats=0, along=True),
-    ("thin", 4, 1, 256): Rate(0.0555, alone=210, resident=3, floats=1.5, along=True),
-    ("thin", 16, 1, 256): Rate(0.0536, alone=223, resident=2, floats=0, along=True),
-    ("thin", 32, 4, 128): Rate(0.129, alone=419, resident=2, floats=1.5, along=True),
-    ("thin", 64, 8, 64): Rate(0.333, alone=403, resident=2, floats=1.5, along=True),
-    ("thin", 64, 16, 64): Rate(0.467, alone=585, resident=1, floats=1.7, along=True),
-    ("thin", 64, 1, 64): Rate(0.0484, alone=262, resident=1, floats=1.5, along=False),
-    ("thin", 128, 4, 32): Rate(0.233, alone=388, resident=1, floats=2.9, along=False),
-    ("thin", 64, 16, 32): Rate(0.4, alone=311, resident=3, floats=1.9, along=False),
-    # For a C of one tile.
-    ("thin", 4, 4, 512): Rate(0.156, alone=400, resident=1),
-    ("thin", 8, 8, 256): Rate(0.6, alone=668, resident=1),
-    ("thin", 16, 16, 128): Rate(0.375, alone=361, resident=1),
-    ("thin", 32, 32, 32): Rate(0.466, alone=333, resident=3),
+    ("thin", 1, 1, 512): Rate(0.0388, alone=90, resident=2, floats=0, along=True),
+    ("thin", 4, 1, 256): Rate(0.0529, alone=204, resident=3, floats=1.5, along=True),
+    ("thin", 16, 1, 256): Rate(0.0482, alone=223, resident=2, floats=0),
+    ("thin", 32, 4, 128): Rate(0.145, alone=419, resident=2, floats=1.2, along=True),
+    ("thin", 64, 8, 64): Rate(0.299, alone=415, resident=2, floats=1.46, along=True),
+    ("thin", 64, 16, 64): Rate(0.408, alone=613, resident=1, floats=1.56, along=True),
+    ("thin", 64, 1, 64): Rate(0.0528, alone=262, resident=1, floats=1.35, along=False),
+    ("thin", 128, 4, 32): Rate(0.207, alone=388, resident=1, floats=2.99, along=False),
+    ("thin", 64, 16, 32): Rate(0.4, alone=320, resident=3, floats=1.84, along=False),
+    # For a C of few rows and columns.
+    ("thin", 4, 4, 512): Rate(0.144, alone=419, resident=1),
+    ("thin", 8, 8, 256): Rate(0.6, alone=929, resident=1),
+    ("thin", 32, 32, 32): Rate(0.391, alone=339, resident=3, floats=1.03),
 }
 
 
@@ -129,7 +132,7 @@ def rate_of(stage: Stage, config: TileConfig) -> Rate | None:
 
 def is_narrow(stage: Stage, config: TileConfig) -> bool:
     """Return True if a configuration is worth considering for a C of few columns only."""
-    return stage.name == "thin" or config.BN <= FEW_COLUMNS // 2
+    return stage.name in ("thin", DIRECT) or config.BN <= FEW_COLUMNS // 2
 
 
 class Costs:
@@ -152,6 +155,8 @@ class Costs:
     ----------
     narrow : bool
         True if it is considered for a C of few columns only.
+    direct : bool
+        True if it is that of `DIRECT`.
     most_columns : float
         Columns of C up to which it may suit a product.
     """
@@ -166,6 +171,7 @@ class Costs:
         "_tile",
         "_undivided",
         "config",
+        "direct",
         "in_groups",
         "most_columns",
         "narrow",
@@ -201,25 +207,28 @@ class Costs:
         ]
         self.narrow = is_narrow(stage, config)
         self.in_groups = stage.name == "thin"
-        self.most_columns = inf if not self.narrow else config.BN if self.in_groups else min(2 * config.BN, FEW_COLUMNS)
+        self.direct = stage.name == DIRECT
+        self.most_columns = inf
+        if self.narrow and not self.direct:
+            self.most_columns = TILES_ALONG * config.BN if self.in_groups else min(2 * config.BN, FEW_COLUMNS)
         self._launch = LAUNCH + (FIRST_FLOATS if self.in_groups and not vectors else 0)
         self._tile = config.BM, config.BN, config.BK
         self._blocks = rate.resident * sm_count
         self._size = FLOAT32_BYTES * config.BM * config.BN
         by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
-        self._store = self._size / (STORE if stores_vectors else by_floats) + finishing
+        self._store = self._size / (STORE if stores_vectors and not self.direct else by_floats) + finishing
         self._at_once = max(1, 64 * config.lanes_k // (config.TM * config.TN))
 
     def suits(self, m: int, n: int, k: int, a_along: bool) -> bool:
         """Return True unless the configuration is for a smaller C, longer sums, or an A of another contiguous axis."""
         if not self.narrow:
             return True
-        along = self.rate.along
-        if self.in_groups and k < LONG_SUM and (along is None or m * k < LARGE_A):
-            return False
-        if along is None:
-            return m <= self.config.BM and n <= self.config.BN
-        return n <= self.most_columns and a_along == along
+        if self.direct:
+            return k <= DIRECT_TERMS and m * n <= DIRECT_ELEMENTS
+        BM, BN, _ = self._tile
+        if self.rate.along is None and BN > 1:
+            return m <= TILES_EACH * BM and n <= TILES_EACH * BN
+        return n <= self.most_columns and self.rate.along in (None, a_along)
 
     def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, int]:
         """Return clocks that no division can go below, the number of tiles of C, and of k-tiles of each.
@@ -231,7 +240,7 @@ class Costs:
         tiles, k_tiles = -(-m // BM) * -(-n // BN) * matrices, -(-k // BK) or 1
         work, alone = tiles * k_tiles, k_tile[1]
         busy = work * k_tile[-1] / blocks
-        whole = TILE + store + k_tiles * alone
+        whole = self.rate.first + store + k_tiles * alone
         shared = PIECE + store + MEET + TRIP - (-work // blocks) * alone
         longest = whole if whole < shared else shared
         most = busy if busy > memory else memory
@@ -257,13 +266,15 @@ class Costs:
     def ways(self, tiles: int, k_tiles: int, memory: float = 0.0, limit: float = inf, least: float = inf) -> list[Way]:
         """Return each way to divide a product, and the clocks that it takes if memory does not limit it.
 
-        In a stage that adds parts in groups, the parts of a sum are added after the operands' `memory` clocks.
+        In a stage that adds parts in groups, the parts of a sum are added after the operands' `memory` clocks. `DIRECT`
+        waits for these, too.
 
         Ways that take more clocks than `limit` may be left out, and so may ways that take more than both `least` and an
         earlier one.
         """
         if not self.stage.takes_partition:
-            return [(self.clocks(tiles, k_tiles, [(tiles, tiles)])[0][0], 0, None)]
+            clocks = self.clocks(tiles, k_tiles, [(tiles, tiles)])[0][0]
+            return [(clocks + memory if self.direct else clocks, 0, None)]
         divisions = [(tiles, tiles)] if self._undivided else self.divisions(tiles, k_tiles)
         return self.clocks(tiles, k_tiles, divisions, memory, limit, least)
 
@@ -280,19 +291,19 @@ class Costs:
         launch, sms, store, k_tile, size, most, at_once, in_groups = (
             self._launch, self.sms, self._store, self._k_tile, self._size, self._blocks, self._at_once, self.in_groups
         )  # fmt: skip
-        found: list[Way] = []
+        found, first = list[Way](), self.rate.first
         for division in divisions:
             blocks, whole = division
             resident, clocks = -(-blocks // sms), 0.0
             if blocks > most:  # one block per tile, in rounds
                 each = self.rate.resident
                 rounds, rest = divmod(resident, each)
-                clocks = rounds * (TILE + each * store + k_tiles * k_tile[each])
+                clocks = rounds * (first + each * store + k_tiles * k_tile[each])
                 if rest:
-                    clocks += TILE + rest * store + k_tiles * k_tile[rest]
+                    clocks += first + rest * store + k_tiles * k_tile[rest]
                 whole = tiles
             elif whole:
-                clocks = -(-whole // blocks) * (TILE + resident * store + k_tiles * k_tile[resident])
+                clocks = -(-whole // blocks) * (first + resident * store + k_tiles * k_tile[resident])
             divided_tiles = tiles - whole
             if divided_tiles > 0:
                 shared = divided_tiles * k_tiles
@@ -339,11 +350,12 @@ def columns_clocks(elements: int, sm_count: int) -> float:
 def rated(cc: tuple[int, int]) -> tuple[tuple[LadderStage, TileConfig], ...]:
     """Return the configurations that have a rate, of the stages that serve a compute capability best.
 
-    A stage that takes any layout with a schedule serves every shape better than the stages before it; where it runs,
-    they are left out.
+    A stage that takes any layout with a schedule serves nearly every shape better than the stages before it; where it
+    runs, they are left out, but for `DIRECT`.
     """
     able = [stage for stage in LADDER.values() if stage.runs_on(cc)]
-    stages = [stage for stage in able if stage.takes_variants] or able
+    scheduled = [stage for stage in able if stage.takes_variants]
+    stages = [*scheduled, LADDER[DIRECT]] if scheduled else able
     return tuple((stage, config) for stage in stages for config in stage.configs if rate_of(stage, config) is not None)
 
 

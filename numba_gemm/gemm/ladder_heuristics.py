@@ -43,11 +43,14 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     as_is, transposed = (by_columns, memory) if wanted.by_columns else (memory, by_columns)
     compensated = wanted.precision != IEEE and k > FEW_TERMS
     for i, costs in enumerate(costs_of(stage, wanted.cc, wanted.sm_count, wanted.vectors, in_vectors, compensated)):
+        if costs.direct and (matrices > 1 or wanted.epilogue or wanted.precision != IEEE):
+            continue
         if only is not None or not costs.narrow or (n <= costs.most_columns and costs.suits(m, n, k, a_along)):
             bound = memory if costs.in_groups else as_is
             least, tiles, k_tiles = costs.least(m, n, k, matrices, bound)
             found.append((least, 2 * i, costs, False, tiles, k_tiles, bound))
-        if both_ways and costs.stage.takes_partition and (only is not None or costs.suits(n, m, k, b_along)):
+        turns = both_ways and (costs.direct or costs.stage.takes_partition)
+        if turns and (only is not None or costs.suits(n, m, k, b_along)):
             bound = memory if costs.in_groups else transposed
             least, tiles, k_tiles = costs.least(n, m, k, matrices, bound)
             found.append((least, 2 * i + 1, costs, True, tiles, k_tiles, bound))
@@ -68,7 +71,7 @@ def _timed(
     With a `limit`, choices that take more clocks may be missing.
     """
     least = LAUNCH + memory
-    slower = 1.0 if aligned or costs.stage.takes_partition else 0.93
+    slower = 1.0 if aligned or costs.direct or costs.stage.takes_partition else 0.93
     ways = costs.ways(tiles, k_tiles, memory) if limit is None else costs.ways(tiles, k_tiles, memory, limit, least)
     return [((clocks if clocks > least else least) / slower, blocks, division) for clocks, blocks, division in ways]
 

@@ -123,6 +123,25 @@ def test_thin_products_take_thin_tiles(columns):
     assert along.config != turned.config, "A has another contiguous axis"
 
 
+@pytest.mark.parametrize("shape", [(4, 1, 8), (92, 1, 10), (1, 1856, 15), (15, 878, 3), (8833, 1, 3), (165, 4, 5)])
+def test_few_elements_of_short_sums_are_computed_one_per_thread(shape):
+    """Lanes run along the longer axis of C, if its rows are short."""
+    choice = choose(Problem(*shape))
+    assert choice.stage is STAGES["coalesced"]
+    assert choice.swapped == (shape[1] == 1 and shape[0] > 128)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"k": 25}, {"m": 4096}, {"matrices": 2}, {"epilogue": True}, {"precision": "bf16x6"}],
+    ids=["longer sums", "many elements", "batch", "epilogue", "precision"],
+)
+def test_other_products_are_not_computed_one_element_per_thread(other):
+    wanted = Problem(64, 64, 4)
+    assert choose(wanted).stage is STAGES["coalesced"]
+    assert not any(one.stage is STAGES["coalesced"] for one in ranked(wanted._replace(**other)))
+
+
 def test_fewer_multiprocessors_allow_larger_tiles():
     sizes = [choose(Problem(512, 512, 1024, sm_count=count)).config for count in (132, 4)]
     assert sizes[0].BM * sizes[0].BN < sizes[1].BM * sizes[1].BN

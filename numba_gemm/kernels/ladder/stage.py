@@ -211,8 +211,13 @@ def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     a = access_of(of_a, product.a, batch.a[0] | batch.a[1] | batch.a[2])
     b = access_of(covering(config, config.BN), product.b.transposed, batch.b[0] | batch.b[1] | batch.b[2])
     aligned = product.c.aligned and (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES == 0
-    if config.BM * config.BN <= 64 * 64 and a[-1] == "1":  # then B and C by floats, too: fewer kernels
-        b, aligned = b.replace("4", "1"), False
+    small, in_lanes = config.BM * config.BN <= 64 * 64, config.lanes_k > 1
+    if small and not in_lanes and b[-1] == "1":  # then A by floats, too, and the other way round: fewer kernels
+        a = a.replace("4", "1")
+    if small and a[-1] == "1":
+        b = b.replace("4", "1")
+    if in_lanes or (small and a[-1] == "1"):  # `thin` stores C by floats
+        aligned = False
     compensated = precision != IEEE and product.k > FEW_TERMS
     return Variant(a, b, aligned, product.epilogue, len(product.vectors), compensated)
 
