@@ -10,9 +10,8 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ..device.units import FLOAT32_BYTES, ceil_div
-from ..kernels import STAGES
 from ..kernels.ladder.stage import LadderStage
-from ..kernels.product import ONE, Product
+from ..kernels.product import Product
 from ..kernels.stage import IEEE, Gpu, Partition, Stage
 from ..kernels.step import Kernel
 from ..kernels.tensor_core import TENSOR_STAGES
@@ -24,13 +23,13 @@ from ..runtime.device import DeviceProperties
 from . import cost_model, tensor_heuristics
 from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, Costs, Way, common_divisors, costs_of, memory_clocks
 from .precision import tensor_stage
+from .stage_names import check_stage_precision, resolve
 
 TF32_TMA, ROWS, FUSED = (TENSOR_STAGES[name] for name in ("tf32_tma", "rows_in_registers", "fused_decomposition"))
 TIMED, ROWS_COLUMNS = ("bf16x6", (9, 0)), 768  # where `ROWS` and `FUSED` were timed; the most columns of `ROWS`
 TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
 DECOMPOSING = 2.0  # factor by which decomposed operands must be expected to be faster than those of tensor maps
-ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
 
 
 class Problem(NamedTuple):
@@ -48,6 +47,8 @@ class Problem(NamedTuple):
         True if A and B allow them along whichever axis is contiguous; a vector needs none.
     a_along, b_along : bool
         True if k is the contiguous axis of A, and of B.
+    a_rows, b_rows : bool
+        True if 16-byte copies can read rows of A, and of the transpose of B (`Layout.aligned_rows`).
     by_columns : bool
         True if C is stored by columns.
     epilogue : bool
@@ -69,6 +70,8 @@ class Problem(NamedTuple):
     vectors: bool = True
     a_along: bool = True
     b_along: bool = False
+    a_rows: bool = True
+    b_rows: bool = False
     by_columns: bool = False
     epilogue: bool = False
     precision: str = IEEE
@@ -82,7 +85,13 @@ class Problem(NamedTuple):
     def swapped(self) -> Problem:
         """Problem of the transposed product."""
         return self._replace(
-            m=self.n, n=self.m, a_along=self.b_along, b_along=self.a_along, by_columns=not self.by_columns
+            m=self.n,
+            n=self.m,
+            a_along=self.b_along,
+            b_along=self.a_along,
+            a_rows=self.b_rows,
+            b_rows=self.a_rows,
+            by_columns=not self.by_columns,
         )
 
 
@@ -134,9 +143,10 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
     """Return the properties of a product on which the choice of a kernel depends."""
     converted = product.converted
     a, b, c, batch = converted.a, converted.b, product.c, converted.batch
-    whole = batch is ONE or all(step % 16 == 0 for steps in (batch.a, batch.b, batch.c) for step in steps)
-    a_rows, b_rows = a.aligned, b.aligned
-    of_a, of_b = a_rows or a.transposed.aligned or a.rows == 1, b_rows or b.transposed.aligned or b.cols == 1
+    a_whole, b_whole, c_whole = (all(step % 16 == 0 for step in steps) for steps in (batch.a, batch.b, batch.c))
+    whole = a_whole and b_whole and c_whole
+    of_a = a.aligned or a.transposed.aligned or a.rows == 1
+    of_b = b.aligned or b.transposed.aligned or b.cols == 1
     mapped = converted is product and precision in TF32_TMA.precisions and TF32_TMA.runs_on(gpu.cc)
     tma = tma_operands(product) if mapped else None
     return Problem(
@@ -144,10 +154,12 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         c.cols,
         a.cols,
         batch.matrices,
-        aligned=a_rows and b_rows and c.aligned and whole,
+        aligned=a.aligned and b.aligned and c.aligned and whole,
         vectors=whole and of_a and of_b,
         a_along=a.col_stride == FLOAT32_BYTES,
         b_along=b.row_stride == FLOAT32_BYTES and b.col_stride != FLOAT32_BYTES,
+        a_rows=a_whole and a.aligned_rows,
+        b_rows=b_whole and b.transposed.aligned_rows,
         by_columns=c.row_stride == FLOAT32_BYTES and c.col_stride != FLOAT32_BYTES,
         epilogue=product.epilogue is not None,
         precision=precision,
@@ -157,27 +169,6 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         clock_hz=gpu.clock_hz,
         memory_bandwidth=gpu.memory_bandwidth,
     )
-
-
-def resolve(name: str, cc: tuple[int, int]) -> Stage:
-    """Return the stage of a name.
-
-    Raises
-    ------
-    ValueError
-        if there is none of that name, or a GPU of compute capability `cc` cannot run it.
-    """
-    if name not in STAGES:
-        raise ValueError(f"stage is {name!r}; expected 'auto' or one of {', '.join(STAGES)}; pass one of these names")
-    stage = STAGES[name]
-    if cc != ANY_GPU and not stage.runs_on(cc):
-        able = ", ".join(other.name for other in STAGES.values() if other.runs_on(cc))
-        wanted = stage.min_cc if stage.only_cc is None else stage.only_cc
-        advice = f"pass 'auto' or one of {able}" if able else "no stage runs on it; use a GPU of 7.5 or higher"
-        raise ValueError(
-            f"stage is {name!r}, which needs compute capability {dotted(wanted)}; this GPU has {dotted(cc)}; {advice}"
-        )
-    return stage
 
 
 def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
@@ -206,8 +197,8 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     if only is None and (precision, wanted.cc) == TIMED and k < LONG_SUM:  # `FUSED` does not divide longer sums
         seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count)
         others = [Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)]
-    elif only is None and (precision, wanted.cc) == TIMED and wanted.a_along and wanted.vectors and n <= ROWS_COLUMNS:
-        others = _ranked_tensor(wanted, ROWS, most) if k % 4 == 0 else []
+    elif only is None and (precision, wanted.cc) == TIMED and wanted.a_rows and n <= ROWS_COLUMNS:
+        others = _ranked_tensor(wanted, ROWS, most)
     found = others + found if others and others[0].clocks < found[0].clocks else found + others
     if dividing:
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
@@ -364,15 +355,6 @@ def named(name: str, wanted: Problem) -> Choice:
     if not found:
         return Choice(stage, stage.configs[0], reason=f"stage {name} was asked for", precision=wanted.precision)
     return found[0]._replace(reason=f"stage {name} was asked for; {_reason(found[0], wanted, len(found))}")
-
-
-def check_stage_precision(stage: Stage, precision: str) -> None:
-    """Raise ValueError unless a stage computes in a precision."""
-    if precision not in stage.precisions:
-        raise ValueError(
-            f"precision is {precision!r} and stage is {stage.name!r}, which computes in "
-            f"{', '.join(stage.precisions)}; expected a stage and a precision that agree; change one of them"
-        )
 
 
 def _reason(choice: Choice, wanted: Problem, count: int) -> str:

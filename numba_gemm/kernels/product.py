@@ -37,14 +37,18 @@ class Layout(NamedTuple):
     dtype: str = FLOAT32
 
     @property
-    def aligned(self) -> bool:
-        """True if 128-bit accesses reach every element: unit column stride, aligned rows, columns a multiple of 4."""
+    def aligned_rows(self) -> bool:
+        """True if 16-byte copies reach every element, with fewer bytes at a row's end: contiguous, aligned rows."""
         return (
             (self.col_stride == FLOAT32_BYTES or self.cols == 0)
             and self.offset == 0
             and self.row_stride % VECTOR_BYTES == 0  # also of one row or none: copies outside have addresses too
-            and self.cols % 4 == 0
         )
+
+    @property
+    def aligned(self) -> bool:
+        """True if 128-bit accesses reach every element: contiguous, aligned rows, columns a multiple of 4."""
+        return self.cols % 4 == 0 and self.aligned_rows
 
     @property
     def transposed(self) -> Layout:

@@ -17,13 +17,14 @@ from numba_gemm.device.async_copy import commit_group, wait_group
 from numba_gemm.gemm import heuristics
 from numba_gemm.gemm.explain import explain
 from numba_gemm.gemm.heuristics import Problem
-from numba_gemm.kernels.product import ONE, Batch, Product, dense
+from numba_gemm.kernels.product import ONE, Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Gpu, Partition
 from numba_gemm.kernels.step import Slot
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES, TensorVariant, row_parts, rows_in_registers
 from numba_gemm.kernels.tensor_core.config import ROW_BYTES, RowsConfig
 from numba_gemm.kernels.tensor_core.decomposition import decomposition_of
 from numba_gemm.models.accuracy import tensor_bound
+from numba_gemm.runtime.device import SIMULATED_DEVICE
 from numba_gemm.simulator import scheduler
 from numba_gemm.simulator.switch import SIMULATOR
 
@@ -61,6 +62,14 @@ def copied(x, extent, access, block_row=0, k=0):
     return found
 
 
+def aligned_rows(x):
+    """Return a copy whose rows are whole vectors apart, with NaN between them."""
+    rows, cols = x.shape
+    memory = np.full((rows, cols // 4 * 4 + 4), NAN, np.float32)
+    memory[:, :cols] = x
+    return memory[:, :cols]
+
+
 @simulated
 @pytest.mark.parametrize("extent", [config.BM for config in ROWS.configs])
 @pytest.mark.parametrize(
@@ -68,6 +77,8 @@ def copied(x, extent, access, block_row=0, k=0):
     [
         ("along4", (300, 200), (128, 64), np.ascontiguousarray),
         ("along4", (150, 84), (128, 64), np.ascontiguousarray),
+        *[("along4", (150, cols), (128, 64), aligned_rows) for cols in (81, 82, 83, 85)],
+        ("along4", (3, 63), (0, 0), aligned_rows),
         ("any", (150, 83), (128, 64), np.ascontiguousarray),
         ("any", (1, 1), (0, 0), np.ascontiguousarray),
         ("any", (70, 70), (0, 0), np.asfortranarray),
@@ -195,9 +206,12 @@ def test_b_alone_is_decomposed(config, precision):
 
 def test_kernels_differ_by_the_access_to_a():
     config, found = ROWS.configs[0], {}
+    odd = dense_product(100, 64, 2001)
     for case, product in {
         "rows": dense_product(100, 64, 2000),
-        "odd": dense_product(100, 64, 2001),
+        "odd, aligned": odd._replace(a=odd.a._replace(row_stride=4 * 2004)),
+        "odd columns": dense_product(100, 63, 2000),
+        "odd": odd,
         "columns": dense_product(100, 64, 2000, layouts="TN"),
         "another B": dense_product(100, 64, 2000, layouts="NT"),
         "step": dense_product(100, 64, 2000, Batch((1, 1, 2), (0, 0, 4), (0, 0, 0), (0, 0, 1 << 20))),
@@ -208,6 +222,8 @@ def test_kernels_differ_by_the_access_to_a():
             assert kernel.name.endswith(kernel.variant.rows)
     assert {case: access for (case, _), access in found.items()} == {
         "rows": "along4",
+        "odd, aligned": "along4",
+        "odd columns": "along4",
         "odd": "any",
         "columns": "any",
         "another B": "along4",
@@ -262,6 +278,27 @@ def test_wide_tiles_are_refused():
 # -------------------------------------------------------------------------------------------------------------- choice
 
 
+@pytest.mark.parametrize(
+    ("layouts", "k", "pitch", "steps", "expected"),
+    [
+        ("NN", 1024, 1024, (0, 0), (True, False)),
+        ("NT", 1025, 1028, (0, 0), (True, True)),
+        ("NT", 1025, 1025, (0, 0), (False, False)),
+        ("TT", 1025, 1028, (0, 0), (False, True)),
+        ("NT", 1024, 1024, (1 << 20, 4), (True, False)),
+        ("NT", 1024, 1024, (4, 1 << 20), (False, True)),
+    ],
+)
+def test_rows_that_copies_can_read(layouts, k, pitch, steps, expected):
+    a, b = (Layout(67, k, 4 * pitch, 4) if one == wanted else dense("T", 67, k) for one, wanted in zip(layouts, "NT"))
+    batch = Batch((1, 1, 2), (0, 0, steps[0]), (0, 0, steps[1]), (0, 0, 1 << 20)) if any(steps) else ONE
+    product = Product(a, b.transposed, dense("N", 67, 67), batch)
+    wanted, turned = (heuristics.problem(one, SIMULATED_DEVICE, "bf16x6") for one in (product, product.transposed))
+    assert (wanted.a_rows, wanted.b_rows) == expected
+    assert (turned.a_rows, turned.b_rows) == expected[::-1]
+    assert (wanted.swapped.a_rows, wanted.swapped.b_rows) == expected[::-1]
+
+
 @pytest.mark.parametrize("m", [64, 512, 8192])
 def test_choice(monkeypatch, m):
     monkeypatch.setattr(numba_gemm.gemm.precision, "SIMULATOR", False)
@@ -270,8 +307,9 @@ def test_choice(monkeypatch, m):
     assert named.stage is ROWS
     assert "B decomposed first" in named.reason
     assert (named.partition is not None) == ("divided among" in named.reason)
-    for other in ({"a_along": False}, {"vectors": False}, {"precision": "bf16x3"}, {"k": 1000}):
+    for other in ({"a_rows": False}, {"n": 800}, {"precision": "bf16x3"}, {"k": 1000}):
         assert ROWS not in {choice.stage for choice in heuristics.ranked(gate._replace(**other))}, other
+    assert heuristics.ranked(gate._replace(aligned=False, vectors=False)) == heuristics.ranked(gate)
     found = heuristics.ranked(gate)
     assert {choice.stage for choice in found} == {ROWS, PERSISTENT}
     firsts = [next(one for one in found if one.stage is stage) for stage in (ROWS, PERSISTENT)]
@@ -324,10 +362,10 @@ SHAPES = [(1, 1, 1), (64, 64, 64), (65, 63, 1100), (130, 70, 1025), (300, 200, 1
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     ("index", "precision", "shares", "shape", "layout"),
-    covering(range(len(ROWS.configs)), ROWS.precisions, (1, 3), SHAPES, ("NN", "NT", "TN", "TT")),
+    covering(range(len(ROWS.configs)), ROWS.precisions, (1, 3), SHAPES, ("NN", "NT", "TN", "TT", "PN")),
 )
 def test_products_have_the_bits_of_persistent(index, precision, shares, shape, layout):
-    """Dense operands and operands from odd addresses, into a C within a larger array."""
+    """Dense operands, rows of A that are whole vectors apart (P), and odd addresses, into a C within an array."""
     import torch
 
     from numba_gemm.runtime.device import synchronize
@@ -337,7 +375,9 @@ def test_products_have_the_bits_of_persistent(index, precision, shares, shape, l
     torch.manual_seed(shape[2])
     m, n, k = shape
     odd = int(layout == "NT")
-    a = torch.randn(m, k + odd, device="cuda")[:, odd:] if layout[0] == "N" else torch.randn(k, m, device="cuda").T
+    a = torch.randn(k, m, device="cuda").T if layout[0] == "T" else torch.randn(m, k + odd, device="cuda")[:, odd:]
+    if layout[0] == "P":
+        a = torch.full((m, k // 4 * 4 + 4), float("nan"), device="cuda")[:, :k].copy_(a)
     b = torch.randn(k, n, device="cuda") if layout[1] == "N" else torch.randn(n, k, device="cuda").T
     before = torch.randn(m, n, device="cuda")
     guarded = torch.full((m + 2, n + 3), float("nan"), device="cuda")

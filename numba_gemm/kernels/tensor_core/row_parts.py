@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from numba import int32, int64, uint32
 
-from ...device.address import address_of, copy4_or_zero, copy16_or_zero, row_step, shared_load2
+from ...device.address import address_of, copy4_of, copy16_of, row_step, shared_load2
 from ...device.mma import bf16_floats, bf16_word, word_of
 from ...device.narrow import pair, short_bf16_of_number
 from ...simulator.switch import device_function
@@ -36,19 +36,20 @@ def position(row, k):
 def row_copies(access: str, extent: int):
     """Make a device function ``(memory, tid, at, x, block_row, k)``, which all threads of a warpgroup call.
 
-    It starts copying a tile of `extent` rows and 64 k of x to the address `at`; what is not in x becomes zeros.
+    It starts copying a tile of `extent` rows and 64 k of x to the address `at`; what is not in x becomes zeros. At the
+    end of a row, a copy of 16 bytes reads as many as there are.
     """
     WIDTH = 4 if access == "along4" else 1  # floats per copy
     ACROSS = TERMS // WIDTH  # copies per row
     DOWN = WARPGROUP // ACROSS  # rows from a copy of a thread to its next one
-    copy = copy16_or_zero if WIDTH == 4 else copy4_or_zero
+    copy = copy16_of if WIDTH == 4 else copy4_of
 
     @device_function
     def fetch(memory, tid, at, x, block_row, k):
         row, own_k = uint32(tid // uint32(ACROSS)), uint32(tid % uint32(ACROSS) * uint32(WIDTH))
         address = address_of(x, block_row + int64(row), k + int64(own_k))
-        rows = int32(min(x.shape[0] - block_row, int64(extent))) if k + int64(own_k) < x.shape[1] else int32(0)
-        rest = int32(rows - int32(row))  # rows from the next copy's on
+        size = int32(4 * max(min(x.shape[1] - k - int64(own_k), int64(WIDTH)), int64(0)))  # bytes before the row's end
+        rest = int32(min(x.shape[0] - block_row, int64(extent)) - int64(row))  # rows from the next copy's on
         to = uint32(at + position(row, own_k))
         end = uint32(to + extent * PITCH)
         while to < end:  # unrolled in full, it would take more registers than a thread that fetches has
@@ -59,7 +60,7 @@ def row_copies(access: str, extent: int):
                     uint32(turned + i * DOWN * PITCH),
                     x,
                     address + i * DOWN * row_step(x),
-                    rest > int32(i * DOWN),
+                    size if rest > int32(i * DOWN) else int32(0),
                 )
             address += AT_ONCE * DOWN * row_step(x)
             to = uint32(to + AT_ONCE * DOWN * PITCH)

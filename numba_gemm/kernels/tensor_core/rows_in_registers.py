@@ -11,7 +11,7 @@ Registers and shared memory: three sums of a warpgroup's tile; the parts of a sl
     those of the next slot; as many slots as fit. 16-byte chunks of a row are permuted, so that the 64-bit loads of a
     half warp use all banks.
 Limits: blocks with different columns of the same rows decompose the same elements, so a B of many columns is better
-    multiplied by `persistent`. Rows of A that 16-byte copies cannot read are copied float by float.
+    multiplied by `persistent`. Rows of A that do not start at multiples of 16 bytes are copied float by float.
 """
 
 from functools import cache, lru_cache
