@@ -26,7 +26,8 @@ from .precision import tensor_stage
 from .stage_names import check_stage_precision, resolve
 
 TF32_TMA, ROWS, FUSED = (TENSOR_STAGES[name] for name in ("tf32_tma", "rows_in_registers", "fused_decomposition"))
-TIMED, ROWS_COLUMNS = ("bf16x6", (9, 0)), 768  # where `ROWS` and `FUSED` were timed; the most columns of `ROWS`
+TIMED = "bf16x6", (9, 0)  # where `ROWS` and `FUSED` were timed
+ROWS_COLUMNS = 768, 128  # most columns of `ROWS`, as is and as the transpose, which does not read parts of a prepared B
 TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
 DECOMPOSING = 2.0  # factor by which decomposed operands must be expected to be faster than those of tensor maps
@@ -173,7 +174,23 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
 
 def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
     """Return all candidates, or one stage's, the one that is expected to be fastest first."""
-    return _ranked_ladder(wanted, only) if wanted.precision == IEEE else _ranked_tensor(_rounded_up(wanted), only)
+    if wanted.precision == IEEE:
+        return _ranked_ladder(wanted, only)
+    wanted = _rounded_up(wanted)
+    return (_ranked_rows(wanted) if only is ROWS else []) or _ranked_tensor(wanted, only)
+
+
+def _ranked_rows(wanted: Problem, most: int | None = None, columns: tuple[float, float] = (inf, inf)) -> list[Choice]:
+    """Return candidates of `ROWS` that copy 16 bytes at a time, as is and as the transpose, with up to `columns`."""
+    found = _ranked_tensor(wanted, ROWS, most) if wanted.a_rows and wanted.n <= columns[0] else []
+    turns = wanted.b_rows and wanted.m <= columns[1] and not wanted.epilogue  # which counts rows and columns of C
+    turned = _ranked_tensor(wanted.swapped, ROWS, most) if turns else []
+    return _sooner_first(found, [one._replace(swapped=True) for one in turned])
+
+
+def _sooner_first(found: list[Choice], others: list[Choice]) -> list[Choice]:
+    """Return two rankings, one behind the other: first the one whose best candidate is expected to be faster."""
+    return others + found if others and (not found or others[0].clocks < found[0].clocks) else found + others
 
 
 def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None) -> list[Choice]:
@@ -197,9 +214,9 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     if only is None and (precision, wanted.cc) == TIMED and k < LONG_SUM:  # `FUSED` does not divide longer sums
         seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count)
         others = [Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)]
-    elif only is None and (precision, wanted.cc) == TIMED and wanted.a_rows and n <= ROWS_COLUMNS:
-        others = _ranked_tensor(wanted, ROWS, most)
-    found = others + found if others and others[0].clocks < found[0].clocks else found + others
+    elif only is None and (precision, wanted.cc) == TIMED:
+        others = _ranked_rows(wanted, most, ROWS_COLUMNS)
+    found = _sooner_first(found, others)
     if dividing:
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
         others = [one for one in _ranked_tensor(wanted._replace(tma=""), None) if one.partition is not None]
@@ -377,6 +394,7 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     text += ", computed as the transpose" if choice.swapped else ""
     if wanted.precision != IEEE:
         own = isinstance(choice.stage, TmaStage | FusedStage)
-        text += ", operands as they are" if own else f", {'B' if choice.stage is ROWS else 'operands'} decomposed first"
+        decomposed = ("A" if choice.swapped else "B") if choice.stage is ROWS else "operands"
+        text += ", operands as they are" if own else f", {decomposed} decomposed first"
     candidates = "the only candidate" if count == 1 else f"the least of {count} candidates"
     return f"{text}; expected to take {choice.clocks / wanted.clock_hz * 1e6:.1f} us, {candidates}"

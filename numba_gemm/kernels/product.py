@@ -203,10 +203,15 @@ class Product(NamedTuple):
 
     @property
     def transposed(self) -> Product:
-        """Product ``C.T = B.T @ A.T``, for products without an epilogue."""
+        """Product ``C.T = B.T @ A.T``, for products without an epilogue.
+
+        Parts of prepared operands are passed in the order of A and B. If both are prepared, the transpose takes those
+        that come first, of its B.
+        """
         batch = Batch(self.batch.extents, self.batch.b, self.batch.a, self.batch.c)
         a, b, c = self.b.transposed, self.a.transposed, self.c.transposed
-        return self._replace(a=a, b=b, c=c, batch=batch, prepared=self.prepared[::-1])
+        prepared = (False, True) if all(self.prepared) else self.prepared[::-1]
+        return self._replace(a=a, b=b, c=c, batch=batch, prepared=prepared)
 
     @property
     def converted(self) -> Product:

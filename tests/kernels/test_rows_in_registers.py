@@ -6,6 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numba import cuda, float32
 from support.covering import covering
 from support.offline import offline
@@ -19,7 +21,7 @@ from numba_gemm.gemm.explain import explain
 from numba_gemm.gemm.heuristics import Problem
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Gpu, Partition
-from numba_gemm.kernels.step import Slot
+from numba_gemm.kernels.step import MatrixAt, Moving, Slot
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES, TensorVariant, row_parts, rows_in_registers
 from numba_gemm.kernels.tensor_core.config import ROW_BYTES, RowsConfig
 from numba_gemm.kernels.tensor_core.decomposition import decomposition_of
@@ -256,6 +258,26 @@ def test_prepared_operands(prepared, slot):
     assert (made.scratch_bytes == 0) == (slot is not None)
 
 
+@pytest.mark.parametrize("prepared", list(itertools.product((False, True), repeat=2)))
+@pytest.mark.parametrize("partition", [None, Partition(4 * 33, 0)])
+def test_launches_of_the_transpose(prepared, partition):
+    """B is read as it is, and the parts of A, whose prepared ones come first; C is stored by columns."""
+    product = dense_product(64, 512, 3072, layouts="NT")._replace(prepared=prepared)
+    turned = ROWS.launches(ROWS.configs[0], product.transposed, "bf16x6", partition, GPU)
+    made, multiplies = turned.with_operands_swapped(), turned.with_operands_swapped().multiplication
+    assert multiplies.kernel.variant.rows == "along4"
+    assert len(made.steps) == 1 + (not prepared[0]) + (partition is not None)
+    place = multiplies.arguments[2].place
+    assert (place.slot, place.offset) == (Slot.VECTORS if prepared[0] else Slot.SCRATCH, 0)
+    if not prepared[0]:
+        assert made.steps[0].arguments[0] == MatrixAt(Moving(Slot.A), product.a)
+    assert multiplies.arguments[5:7] == (
+        MatrixAt(Moving(Slot.B), product.b.transposed),
+        MatrixAt(Moving(Slot.A), product.a.transposed),
+    )
+    assert made.steps[-1].arguments[4] == MatrixAt(Moving(Slot.C), product.c.transposed)
+
+
 @pytest.mark.parametrize("config", ROWS.configs, ids=lambda config: config.name)
 def test_slots_fit_into_shared_memory(config):
     for precision in PRECISIONS:
@@ -316,6 +338,36 @@ def test_choice(monkeypatch, m):
     assert found[0] == min(firsts, key=lambda one: one.clocks)
     assert found[0] == heuristics.best(gate)
     assert m < 8192 or found[0].stage is ROWS
+
+
+@pytest.mark.parametrize("n", [64, 512, 8192])
+def test_choice_of_the_transpose(monkeypatch, n):
+    """If A has few rows and B is stored along K, A is decomposed; never with an epilogue."""
+    monkeypatch.setattr(numba_gemm.gemm.precision, "SIMULATOR", False)
+    wanted = Problem(64, n, 3072, a_rows=False, b_rows=True, precision="bf16x6")
+    found, turned = heuristics.ranked(wanted), heuristics.ranked(wanted.swapped._replace(by_columns=False))
+    assert [one for one in found if one.swapped] == [one._replace(swapped=True) for one in turned if one.stage is ROWS]
+    assert all(one.swapped == (one.stage is ROWS) for one in found)
+    assert found[0] == heuristics.best(wanted) == heuristics.choose(wanted)._replace(reason="")
+    named = heuristics.named("rows_in_registers", wanted)
+    assert named.swapped
+    assert "computed as the transpose, A decomposed first" in named.reason
+    for other in ({"epilogue": True}, {"m": 129}, {"b_rows": False}, {"precision": "bf16x3"}, {"k": 1000}):
+        assert ROWS not in {choice.stage for choice in heuristics.ranked(wanted._replace(**other))}, other
+    as_is = heuristics.named("rows_in_registers", wanted._replace(epilogue=True))
+    assert (as_is.stage, as_is.swapped) == (ROWS, False)
+    assert n < 8192 or found[0].stage is ROWS
+
+
+@given(
+    st.tuples(*[st.integers(1, 1000) | st.integers(1, 20_000)] * 2, st.integers(1000, 20_000), st.integers(1, 9)),
+    st.fixed_dictionaries({name: st.booleans() for name in ("a_rows", "b_rows", "epilogue")}),
+)
+def test_the_best_choice_is_the_first(extents, properties):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(numba_gemm.gemm.precision, "SIMULATOR", False)
+        wanted = Problem(*extents, **properties, precision="bf16x6")
+        assert heuristics.best(wanted) == heuristics.ranked(wanted)[0]
 
 
 def test_no_product_is_expected_sooner_than_a_can_be_read():
@@ -449,3 +501,54 @@ def test_batches_epilogues_and_prepared_operands():
     ready = numba_gemm.prepare(b, "bf16x6")
     assert explain(a[0], b, **options).launches == 2 + (explain(a[0], b, **options).split > 1)
     assert torch.equal(numba_gemm.tiled_sgemm(a[0], ready, **options), numba_gemm.tiled_sgemm(a[0], b, **options))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("shape", [(1, 65, 1030), (41, 515, 2049), (70, 3000, 1100)])
+def test_the_transpose_on_a_gpu(shape):
+    """Any A, B by columns that are whole vectors apart: with beta, special values, prepared operands, and plans."""
+    import torch
+
+    (m, n, k), options = shape, {"stage": "rows_in_registers", "precision": "bf16x6"}
+    torch.manual_seed(k)
+    b = torch.full((n, -(-k // 4) * 4), float("nan"), device="cuda")[:, :k].copy_(torch.randn(n, k)).T
+    for a in (torch.randn(m, k, device="cuda"), torch.randn(k, m, device="cuda").T):
+        assert explain(a, b, **options).swapped
+        before = torch.randn(m, n, device="cuda")
+        guarded = torch.full((m + 2, n + 3), float("nan"), device="cuda")
+        c = guarded[1:-1, 1:-2]
+        c.copy_(before)
+        numba_gemm.tiled_sgemm(a, b, c, alpha=1.5, beta=-0.5, **options)
+        exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+        error = (c.double() - (1.5 * exact - 0.5 * before.double())).abs()
+        allowed = (tensor_bound("bf16x6", k) + 2.0**-22) * (1.5 * size + 0.5 * before.double().abs())
+        assert bool((error <= allowed).all())
+        c.fill_(float("nan"))
+        assert torch.isnan(guarded).all(), "nothing beside C is written"
+        found = numba_gemm.tiled_sgemm(a, b, **options)
+        ready = [numba_gemm.prepare(one, "bf16x6", side=side) for one, side in ((a, "a"), (b, "b"))]
+        for x, y in ((ready[0], b), (a, ready[1]), ready):
+            assert torch.equal(numba_gemm.tiled_sgemm(x, y, **options), found)
+    special = a.clone()
+    special[0, 0], special[m // 2, k - 1] = INF, NAN
+    result, expected = numba_gemm.tiled_sgemm(special, b, **options), special.double() @ b.double()
+    numbers = torch.isfinite(expected)
+    assert torch.equal(result[~numbers].nan_to_num(9.0), expected[~numbers].float().nan_to_num(9.0))
+    assert torch.equal(result[numbers], found[numbers])
+    planned = numba_gemm.plan(m, n, k // 4 * 4, layout="TT", **options)
+    x, y = torch.randn(k // 4 * 4, m, device="cuda").T, torch.randn(n, k // 4 * 4, device="cuda").T
+    assert torch.equal(planned(x, y), numba_gemm.tiled_sgemm(x, y, **options))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("a_batch", "b_batch"), [((3,), (3,)), ((3,), ()), ((), (3,)), ((2, 1), (1, 3))])
+def test_batches_of_the_transpose(a_batch, b_batch):
+    import torch
+
+    a = torch.randn(*a_batch, 1100, 41, device="cuda").transpose(-1, -2)
+    b = torch.randn(*b_batch, 200, 1100, device="cuda").transpose(-1, -2)
+    exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    found = numba_gemm.tiled_sgemm(a, b, stage="rows_in_registers", precision="bf16x6")
+    assert bool(((found.double() - exact).abs() <= tensor_bound("bf16x6", 1100) * size).all())
