@@ -72,6 +72,11 @@ def aligned_rows(x):
     return memory[:, :cols]
 
 
+def aligned_columns(x):
+    """Return a copy whose columns are whole vectors apart, with NaN between them."""
+    return aligned_rows(x.T).T
+
+
 @simulated
 @pytest.mark.parametrize("extent", [config.BM for config in ROWS.configs])
 @pytest.mark.parametrize(
@@ -81,6 +86,10 @@ def aligned_rows(x):
         ("along4", (150, 84), (128, 64), np.ascontiguousarray),
         *[("along4", (150, cols), (128, 64), aligned_rows) for cols in (81, 82, 83, 85)],
         ("along4", (3, 63), (0, 0), aligned_rows),
+        ("across4", (300, 200), (128, 64), np.asfortranarray),
+        *[("across4", (rows, 83), (128, 64), aligned_columns) for rows in (150, 161, 171, 191)],
+        ("across4", (3, 1), (0, 0), aligned_columns),
+        ("across4", (0, 9), (0, 0), np.asfortranarray),
         ("any", (150, 83), (128, 64), np.ascontiguousarray),
         ("any", (1, 1), (0, 0), np.ascontiguousarray),
         ("any", (70, 70), (0, 0), np.asfortranarray),
@@ -93,7 +102,8 @@ def test_copies_bring_a_tile_and_zeros_around_it(extent, access, shape, begin, h
     expected = np.zeros((extent, 64), np.float32)
     part = x[begin[0] :, begin[1] :][:extent, :64]
     expected[: part.shape[0], : part.shape[1]] = part
-    places = [[int(row_parts.position(np.uint32(row), np.uint32(k))) // 4 for k in range(64)] for row in range(extent)]
+    position = row_parts.positions(access, extent)
+    places = [[int(position(np.uint32(row), np.uint32(k))) // 4 for k in range(64)] for row in range(extent)]
     np.testing.assert_array_equal(found[np.array(places)], expected)
     assert sorted(itertools.chain(*places)) == list(range(64 * extent))
 
@@ -102,21 +112,23 @@ SPECIAL = [INF, -INF, float(np.finfo(np.float32).max), 2.0**-149, -(2.0**-130), 
 
 
 @simulated
+@pytest.mark.parametrize("access", ["along4", "across4"])
 @pytest.mark.parametrize("precision", PRECISIONS, ids=lambda precision: precision.name)
-def test_threads_hold_the_parts_that_a_decomposition_in_memory_makes(precision):
+def test_threads_hold_the_parts_that_a_decomposition_in_memory_makes(precision, access):
     """In the order of the matrix instruction, with the same bits; of a NaN, some part is NaN."""
     generator = np.random.default_rng(1)
     x = generator.standard_normal((128, 64)).astype(np.float32)
     x *= np.float32(2) ** generator.integers(-60, 60, x.shape).astype(np.float32)
     x[::5, ::7] = np.resize(np.float32(SPECIAL), x[::5, ::7].shape)
     x[77, 13], x[5, 63] = NAN, np.uint32(0x7FFFFFFF).view(np.float32)
-    memory, words = copied(x, 128, "along4"), precision.parts * row_parts.WORDS
-    decompose = row_parts.decompositions(precision.parts, precision.short)
+    memory = copied(x if access == "along4" else np.asfortranarray(x), 128, access)
+    words, first_float = precision.parts * row_parts.WORDS, row_parts.first_floats(access, 128)
+    decompose = row_parts.decompositions(precision.parts, precision.short, access, 128)
     found = np.full((precision.parts, *x.shape), NAN, np.float32)
     with np.errstate(all="ignore"):
         expected = recomposed(precision, simulated_decomposition(precision, x, x[:1])[0], *x.shape)
         for group, warp, lane in itertools.product(range(2), range(4), range(32)):
-            row, first = row_parts.first_float(np.uint32(group), np.uint32(warp), np.uint32(lane))
+            row, first = first_float(np.uint32(group), np.uint32(warp), np.uint32(lane))
             assert row == 64 * group + 16 * warp + lane // 4
             held, floats = np.zeros(words, np.uint32), np.full(row_parts.FLOATS, NAN, np.float32)
             decompose(held, floats, memory, first)
@@ -133,24 +145,31 @@ def test_threads_hold_the_parts_that_a_decomposition_in_memory_makes(precision):
 
 
 @simulated
-def test_no_two_lanes_meet_in_a_bank(monkeypatch):
-    """Half a warp loads 8 bytes a lane at a time, and a quarter copies 16."""
+@pytest.mark.parametrize("extent", [64, 128])
+@pytest.mark.parametrize(("access", "width", "ahead"), [("along4", 2, 16), ("across4", 1, 32)])
+def test_no_two_lanes_meet_in_a_bank(monkeypatch, access, width, ahead, extent):
+    """Half a warp loads 8 bytes a lane at a time, or a warp 4, and a quarter copies 16."""
     asked = []
 
     def load(memory, address):
         asked[-1].append(int(address) // 4)
-        return np.float32(0), np.float32(0)
+        return (np.float32(0),) * 2 if width == 2 else np.float32(0)
 
-    monkeypatch.setattr(row_parts, "shared_load2", load)
+    monkeypatch.setattr(row_parts, f"shared_load{width}", load)
+    loads, first_float = row_parts.row_loads.__wrapped__(access, extent), row_parts.first_floats(access, extent)
     for lane in range(32):
         asked.append([])
-        _, first = row_parts.first_float(np.uint32(1), np.uint32(2), np.uint32(lane))
-        row_parts.load_rows(np.zeros(row_parts.FLOATS, np.float32), None, first)
-    for access, begin in itertools.product(range(16), (0, 16)):
-        banks = [(asked[lane][access] + i) % 32 for lane in range(begin, begin + 16) for i in range(2)]
+        _, first = first_float(np.uint32(extent // 64 - 1), np.uint32(2), np.uint32(lane))
+        loads(np.zeros(row_parts.FLOATS, np.float32), None, first)
+    assert {len(one) for one in asked} == {ahead}
+    lanes = 32 // width
+    for i, begin in itertools.product(range(ahead), range(0, 32, lanes)):
+        banks = [(asked[lane][i] + j) % 32 for lane in range(begin, begin + lanes) for j in range(width)]
         assert sorted(banks) == list(range(32))
+    position, copies = row_parts.positions(access, extent), (64 if access == "along4" else extent) // 4
     for tid in range(0, 128, 8):
-        chunks = [row_parts.position(np.uint32(t // 16), np.uint32(t % 16 * 4)) // 16 for t in range(tid, tid + 8)]
+        places = [(np.uint32(t // copies), np.uint32(t % copies * 4)) for t in range(tid, tid + 8)]
+        chunks = [position(*(place if access == "along4" else place[::-1])) // 16 for place in places]
         assert sorted(chunk % 8 for chunk in chunks) == list(range(8))
 
 
@@ -215,6 +234,7 @@ def test_kernels_differ_by_the_access_to_a():
         "odd columns": dense_product(100, 63, 2000),
         "odd": odd,
         "columns": dense_product(100, 64, 2000, layouts="TN"),
+        "odd columns of A": dense_product(101, 64, 2000, layouts="TN"),
         "another B": dense_product(100, 64, 2000, layouts="NT"),
         "step": dense_product(100, 64, 2000, Batch((1, 1, 2), (0, 0, 4), (0, 0, 0), (0, 0, 1 << 20))),
     }.items():
@@ -227,7 +247,8 @@ def test_kernels_differ_by_the_access_to_a():
         "odd, aligned": "along4",
         "odd columns": "along4",
         "odd": "any",
-        "columns": "any",
+        "columns": "across4",
+        "odd columns of A": "any",
         "another B": "along4",
         "step": "any",
     }
@@ -324,7 +345,7 @@ def test_rows_that_copies_can_read(layouts, k, pitch, steps, expected):
 @pytest.mark.parametrize("m", [64, 512, 8192])
 def test_choice(monkeypatch, m):
     monkeypatch.setattr(numba_gemm.gemm.precision, "SIMULATOR", False)
-    gate = Problem(m, 64, 3072, precision="bf16x6")
+    gate = Problem(m, 64, 3072, b_rows=False, precision="bf16x6")
     named = heuristics.named("rows_in_registers", gate)
     assert named.stage is ROWS
     assert "B decomposed first" in named.reason
@@ -383,11 +404,11 @@ def test_no_product_is_expected_sooner_than_a_can_be_read():
 @pytest.mark.parametrize(
     ("index", "precision", "access"),
     [
-        pytest.param(index, precision, access, marks=[pytest.mark.exhaustive] * (index > 0 or access == "any"))
+        pytest.param(index, precision, access, marks=[pytest.mark.exhaustive] * (index > 0 or access != "along4"))
         for index in range(len(ROWS.configs))
         for precision in ("bf16x6", "bf16x6_stepwise", "bf16x3", "bf16x9")
-        for access in ("along4", "any")
-        if access == "along4" or precision == "bf16x6"
+        for access in ("along4", "across4", "any")
+        if access != "any" or precision == "bf16x6"
     ],
 )
 def test_compiled_kernels_hold_the_rows_in_registers(index, precision, access):
@@ -398,7 +419,7 @@ def test_compiled_kernels_hold_the_rows_in_registers(index, precision, access):
     assert "C75" not in row["log"], f"ptxas puts products one after the other: {row['log']}"
     assert row["taken"] == row["passed"], "a launch passes other parameters"
     assert opcodes["HGMMA"] == 2 * 4 * products, "two slots a turn"
-    assert opcodes["LDS"] == 3 * 16, "of the first slot, and of two in a turn"
+    assert opcodes["LDS"] == 3 * (32 if access == "across4" else 16), "of the first slot, and of two in a turn"
     assert opcodes["UBLKCP"] == parts
     assert opcodes["LDGSTS"] == row_parts.AT_ONCE
     assert opcodes.get("STS", 0) == 0

@@ -173,8 +173,10 @@ class TensorStage(Stage):
 
     def rows_access(self, product: Product) -> str:
         """Return the access to rows of A, for a stage that reads them."""
-        converted = product.converted
-        return "along4" if converted.a.aligned_rows and converted.batch.a[-1] % VECTOR_BYTES == 0 else "any"
+        a, step = product.converted.a, product.converted.batch.a[-1]
+        if step % VECTOR_BYTES:
+            return "any"
+        return "along4" if a.aligned_rows else "across4" if a.transposed.aligned_rows else "any"
 
     def shares(self, config: TensorConfig, product: Product, precision: str, partition: Partition | None) -> int:
         """Return the number of blocks among which a partition divides each sum."""
