@@ -105,10 +105,12 @@ if SIMULATOR:
             elif rest == 0:
                 yield candidate, 0
 
-    def _run(matrix, address, count):
+    def _run(matrix, address, count, width=None):
+        """Places of neighbours; the access is aligned to `width` floats, by default as many as are accessed."""
         row, col = _element(matrix, address)
-        if count > 1 and int(address) % (4 * count):
-            raise ValueError(f"misaligned {4 * count}-byte access to [{row}, {col}]")
+        width = width or count
+        if int(address) % (4 * width):
+            raise ValueError(f"misaligned {4 * width}-byte access to [{row}, {col}]")
         down = matrix.strides[1] != 4 and count > 1
         if down and matrix.strides[0] != 4:
             raise ValueError("a vector access to floats that are no neighbours")
@@ -144,6 +146,14 @@ if SIMULATOR:
         """Start a copy of four consecutive floats to shared memory, or of zeros unless ``inside``."""
         _begin_copy(array, to, matrix, address, 4 if inside else 0, 4)
 
+    def copy4_of(array, to, matrix, address, size):
+        """Start a copy of ``size`` bytes, 4 or 0, to shared memory; zeros follow up to 4."""
+        _begin_copy(array, to, matrix, address, size // 4, 1)
+
+    def copy16_of(array, to, matrix, address, size):
+        """Start a copy of ``size`` bytes, up to 16, to shared memory; zeros follow up to 16."""
+        _begin_copy(array, to, matrix, address, size // 4, 4)
+
     def copy4_if(array, to, matrix, address, inside):
         """Start a copy of one float to shared memory if ``inside``."""
         if inside:
@@ -156,7 +166,7 @@ if SIMULATOR:
 
     def _begin_copy(array, to, matrix, address, read, count):
         at = _shared_index(array, to, count)
-        start_copy(array, range(at, at + count), matrix, _run(matrix, address, read) if read else [])
+        start_copy(array, range(at, at + count), matrix, _run(matrix, address, read, count) if read else [])
 
 else:
     from llvmlite import ir
@@ -346,6 +356,23 @@ else:
             return context.get_dummy_value()
 
         return types.void(matrix, types.int64, types.float32, types.float32), codegen
+
+    def _sized_copy(size, cache):
+        """Return an intrinsic that copies as many bytes as it is told, and zeros up to ``size``."""
+
+        def start(typingctx, array, to, matrix, address, size_read):
+            def codegen(context, builder, signature, args):
+                _, to, _, address, read = args
+                code = f"cp.async.{cache}.shared.global [$0], [$1], {size}, $2;"
+                inline(builder, NOTHING, [to, address, read], code, "r,l,r,~{memory}")
+                return context.get_dummy_value()
+
+            return types.void(array, types.uint32, matrix, types.int64, types.int32), codegen
+
+        return intrinsic(start)
+
+    copy4_of = _sized_copy(4, "ca")
+    copy16_of = _sized_copy(16, "cg")
 
     def _copy(size, cache, zeros):
         """Return an intrinsic that copies ``size`` bytes if ``inside``; else zeros if ``zeros``, or nothing."""

@@ -40,7 +40,7 @@ if SIMULATOR:
         start_copy(tile, [(tile_row, tile_col + i) for i in range(count)], matrix, sources)
 
     def start_copy(target, targets, source, sources):
-        """Start a copy of consecutive elements, or of zeros if there are no sources; it lands at the wait."""
+        """Start a copy of consecutive elements, with zeros where sources are missing; it lands at the wait."""
         _groups()[-1].append(Copy(target, targets, source, sources))
 
     def cp_async4(tile, tile_row, tile_col, inside, matrix, row, col):

@@ -125,7 +125,7 @@ if SIMULATOR:
             plain[place] = value
 
     class Copy:
-        """Asynchronous copy of neighbouring elements, or of zeros if there are no sources, from its start on.
+        """Asynchronous copy of neighbouring elements, with zeros where sources are missing, from its start on.
 
         Until it lands, the target holds NaN, since the bytes may change at any time.
         """
@@ -145,7 +145,7 @@ if SIMULATOR:
         def land(self):
             """Write the source's current values to the target."""
             for i, place in enumerate(self._targets):
-                self._target[place] = self._source[self._sources[i]] if self._sources else np.float32(0)
+                self._target[place] = self._source[self._sources[i]] if i < len(self._sources) else np.float32(0)
             if self._seen is not None:
                 recorder, access = self._seen
                 recorder.landed(access)

@@ -36,6 +36,7 @@ from .precision import FP32_AUTO, IEEE, canonical, check_precision
 from .precompile import model_of
 from .prepare import PreparedOperand, unwrapped
 from .request import batch_dimensions, check_names, check_size, check_terms, checked, chosen
+from .stage_names import resolve
 
 __all__ = ["Explanation", "explain", "explain_shape"]
 
@@ -149,7 +150,7 @@ def explain_shape(
         raise ValueError(f"layout is {layout!r}; expected one of {', '.join(LAYOUTS)}; pass one of these")
     ordinal, gpu = _gpu(cc, device)
     if stage != "auto":
-        heuristics.resolve(stage, gpu.cc)
+        resolve(stage, gpu.cc)
     check_precision(precision, gpu.cc, stage)
     extents = Extents(m, n, k, batch)
     arithmetic = resolved(precision, extents, gpu)

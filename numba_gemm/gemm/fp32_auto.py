@@ -72,6 +72,7 @@ def _clocks(extents: Extents, gpu: DeviceProperties) -> tuple[float, float]:
     wanted = Problem(
         *extents,
         vectors=(k % 4 == 0 or m == 1) and (n % 4 == 0 or n == 1),
+        a_rows=k % 4 == 0,
         cc=gpu.cc,
         sm_count=gpu.sm_count,
         clock_hz=gpu.clock_hz,

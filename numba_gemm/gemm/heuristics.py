@@ -6,11 +6,11 @@ The candidate that `cost_model` expects to end first wins; on tensor cores, the 
 from __future__ import annotations
 
 from functools import lru_cache
+from math import inf
 
 from ..device.units import FLOAT32_BYTES, ceil_div
-from ..kernels import STAGES
 from ..kernels.ladder.stage import FEW_TERMS, LadderStage
-from ..kernels.product import ONE, Product
+from ..kernels.product import Product
 from ..kernels.stage import IEEE, Stage
 from ..kernels.tensor_core import TENSOR_STAGES
 from ..kernels.tensor_core.fused_stage import FusedStage
@@ -23,23 +23,25 @@ from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, common_divisors, memory
 from .ladder_heuristics import best_of_ladder, ranked_ladder
 from .precision import tensor_stage
 from .problem import Choice, Problem
+from .stage_names import check_stage_precision, resolve
 
 TF32_TMA, ROWS, FUSED = (TENSOR_STAGES[name] for name in ("tf32_tma", "rows_in_registers", "fused_decomposition"))
-TIMED, ROWS_COLUMNS = ("bf16x6", (9, 0)), 768  # where `ROWS` and `FUSED` were timed; the most columns of `ROWS`
+TIMED = "bf16x6", (9, 0)  # where `ROWS` and `FUSED` were timed
+ROWS_COLUMNS = 768, 128  # most columns of `ROWS`, as is and as the transpose, which does not read parts of a prepared B
 TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
 SHORT_SUM = 128  # terms, up to which float32 multiply-adds are considered for any C where `TIMED`
 DECOMPOSING = 2.0  # factor by which decomposed operands must be expected to be faster than those of tensor maps
-ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
 
 
 def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> Problem:
     """Return the properties of a product on which the choice of a kernel depends."""
     converted = product.converted
     a, b, c, batch = converted.a, converted.b, product.c, converted.batch
-    whole = batch is ONE or all(step % 16 == 0 for steps in (batch.a, batch.b, batch.c) for step in steps)
-    a_rows, b_rows = a.aligned, b.aligned
-    of_a, of_b = a_rows or a.transposed.aligned or a.rows == 1, b_rows or b.transposed.aligned or b.cols == 1
+    a_whole, b_whole, c_whole = (all(step % 16 == 0 for step in steps) for steps in (batch.a, batch.b, batch.c))
+    whole = a_whole and b_whole and c_whole
+    of_a = a.aligned or a.transposed.aligned or a.rows == 1
+    of_b = b.aligned or b.transposed.aligned or b.cols == 1
     mapped = converted is product and precision in TF32_TMA.precisions and TF32_TMA.runs_on(gpu.cc)
     tma = tma_operands(product) if mapped else None
     return Problem(
@@ -47,10 +49,12 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         c.cols,
         a.cols,
         batch.matrices,
-        aligned=a_rows and b_rows and c.aligned and whole,
+        aligned=a.aligned and b.aligned and c.aligned and whole,
         vectors=whole and of_a and of_b,
         a_along=a.col_stride == FLOAT32_BYTES,
         b_along=b.row_stride == FLOAT32_BYTES and b.col_stride != FLOAT32_BYTES,
+        a_rows=a_whole and a.aligned_rows,
+        b_rows=b_whole and b.transposed.aligned_rows,
         by_columns=c.row_stride == FLOAT32_BYTES and c.col_stride != FLOAT32_BYTES,
         epilogue=product.epilogue is not None,
         precision=precision,
@@ -62,32 +66,25 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
     )
 
 
-def resolve(name: str, cc: tuple[int, int]) -> Stage:
-    """Return the stage of a name.
-
-    Raises
-    ------
-    ValueError
-        if there is none of that name, or a GPU of compute capability `cc` cannot run it.
-    """
-    if name not in STAGES:
-        raise ValueError(f"stage is {name!r}; expected 'auto' or one of {', '.join(STAGES)}; pass one of these names")
-    stage = STAGES[name]
-    if cc != ANY_GPU and not stage.runs_on(cc):
-        able = ", ".join(other.name for other in STAGES.values() if other.runs_on(cc))
-        wanted = stage.min_cc if stage.only_cc is None else stage.only_cc
-        advice = f"pass 'auto' or one of {able}" if able else "no stage runs on it; use a GPU of 7.5 or higher"
-        raise ValueError(
-            f"stage is {name!r}, which needs compute capability {dotted(wanted)}; this GPU has {dotted(cc)}; {advice}"
-        )
-    return stage
-
-
 def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
     """Return all candidates, or one stage's, the one that is expected to be fastest first."""
     if wanted.precision == IEEE or isinstance(only, LadderStage):
         return ranked_ladder(wanted, only)
-    return _ranked_tensor(_rounded_up(wanted), only)
+    wanted = _rounded_up(wanted)
+    return (_ranked_rows(wanted) if only is ROWS else []) or _ranked_tensor(wanted, only)
+
+
+def _ranked_rows(wanted: Problem, most: int | None = None, columns: tuple[float, float] = (inf, inf)) -> list[Choice]:
+    """Return candidates of `ROWS` that copy 16 bytes at a time, as is and as the transpose, with up to `columns`."""
+    found = _ranked_tensor(wanted, ROWS, most) if wanted.a_rows and wanted.n <= columns[0] else []
+    turns = wanted.b_rows and wanted.m <= columns[1] and not wanted.epilogue  # which counts rows and columns of C
+    turned = _ranked_tensor(wanted.swapped, ROWS, most) if turns else []
+    return _sooner_first(found, [one._replace(swapped=True) for one in turned])
+
+
+def _sooner_first(found: list[Choice], others: list[Choice]) -> list[Choice]:
+    """Return two rankings, one behind the other: first the one whose best candidate is expected to be faster."""
+    return others + found if others and (not found or others[0].clocks < found[0].clocks) else found + others
 
 
 def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None) -> list[Choice]:
@@ -112,9 +109,9 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     if only is None and (precision, wanted.cc) == TIMED and k < LONG_SUM:  # `FUSED` does not divide longer sums
         seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count)
         others = [Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)]
-    elif only is None and (precision, wanted.cc) == TIMED and wanted.a_along and wanted.vectors and n <= ROWS_COLUMNS:
-        others = _ranked_tensor(wanted, ROWS, most) if k % 4 == 0 else []
-    found = others + found if others and others[0].clocks < found[0].clocks else found + others
+    elif only is None and (precision, wanted.cc) == TIMED:
+        others = _ranked_rows(wanted, most, ROWS_COLUMNS)
+    found = _sooner_first(found, others)
     if dividing:
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
         others = [one for one in _ranked_tensor(wanted._replace(tma=""), None) if one.partition is not None]
@@ -135,6 +132,7 @@ def _by_floats(choice: Choice, wanted: Problem) -> Choice:
     """Return a choice with the time that accesses by floats add, which decide against float32 multiply-adds."""
     if choice.partition is not None:  # partial sums are written in pairs
         return choice
+    wanted = wanted.swapped if choice.swapped else wanted
     m, n, k, matrices = wanted.m, wanted.n, wanted.k, wanted.matrices
     in_pairs = wanted.aligned or (wanted.vectors and n % 2 == 0 and not wanted.by_columns)
     in_vectors = wanted.vectors and (wanted.a_along or not wanted.b_along)
@@ -210,15 +208,6 @@ def named(name: str, wanted: Problem) -> Choice:
     return found[0]._replace(reason=f"stage {name} was asked for; {_reason(found[0], wanted, len(found))}")
 
 
-def check_stage_precision(stage: Stage, precision: str) -> None:
-    """Raise ValueError unless a stage computes in a precision."""
-    if precision not in stage.precisions:
-        raise ValueError(
-            f"precision is {precision!r} and stage is {stage.name!r}, which computes in "
-            f"{', '.join(stage.precisions)}; expected a stage and a precision that agree; change one of them"
-        )
-
-
 def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     turned, by_maps = wanted.swapped if choice.swapped else wanted, isinstance(choice.stage, TmaStage)
     rows, cols = (turned.n, turned.m) if by_maps and wanted.tma == "NN" else (turned.m, turned.n)
@@ -240,7 +229,8 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     text += ", computed as the transpose" if choice.swapped else ""
     if by_tensor_cores:
         own = isinstance(choice.stage, TmaStage | FusedStage)
-        text += ", operands as they are" if own else f", {'B' if choice.stage is ROWS else 'operands'} decomposed first"
+        decomposed = ("A" if choice.swapped else "B") if choice.stage is ROWS else "operands"
+        text += ", operands as they are" if own else f", {decomposed} decomposed first"
     elif wanted.precision != IEEE:
         text += f", float32 multiply-adds{' with compensated sums' if wanted.k > FEW_TERMS else ''}"
     candidates = "the only candidate" if count == 1 else f"the least of {count} candidates"

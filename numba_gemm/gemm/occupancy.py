@@ -19,7 +19,7 @@ from ..runtime import kernel_cache
 from ..runtime.driver import advising
 from ..simulator.switch import SIMULATOR
 from ..typing import ComputeCapability, DeviceLike, PrecisionName, StageName
-from .heuristics import check_stage_precision
+from .stage_names import check_stage_precision
 
 __all__ = ["Occupancy", "config_of", "occupancy", "stage_of", "usual_kernel"]
 

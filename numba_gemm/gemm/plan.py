@@ -354,20 +354,27 @@ class Plan:
                 return choice
             if choice.partition is not None and isinstance(choice.stage, TensorStage):
                 return self._divided(part)
-            return choice._replace(partition=None, swapped=False)
+            return self._undivided()
 
         return choose
+
+    def _undivided(self) -> Choice:
+        """Return the plan's choice for a part of another shape, in whose memory it may not be divided."""
+        choice = self._choice
+        # Of the transpose of a tensor-core product, the other operand is decomposed: the plan has memory for that one.
+        return choice._replace(partition=None, swapped=choice.swapped and isinstance(choice.stage, TensorStage))
 
     def _divided(self, part: Product) -> Choice:
         """Return the plan's choice for a part of another shape, with sums divided as far as its memory allows."""
         choice = self._choice
         wanted = heuristics.problem(part, devices.get_device(self.device).properties, self.precision)
         for other in heuristics.ranked(wanted, choice.stage):
-            if other.config == choice.config and other.partition is not None:
+            alike = (other.config, other.swapped) == (choice.config, choice.swapped)
+            if alike and other.partition is not None:
                 launches = self._launches(other, part)
                 if workspaces.total_bytes(launches.scratch_bytes, launches.counters) <= self.workspace_bytes:
                     return other
-        return choice._replace(partition=None, swapped=False)
+        return self._undivided()
 
 
 def _vectors_of(epilogue: Callable[..., Any]) -> int:

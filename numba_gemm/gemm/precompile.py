@@ -33,6 +33,7 @@ from .fp32_auto import AUTO_PRECISION, Extents, resolved
 from .heuristics import Choice
 from .precision import FP32_AUTO, IEEE, canonical, tensor_stage
 from .request import check_size, chosen
+from .stage_names import ANY_GPU, resolve
 from .tensor_heuristics import configs_for, may_divide
 
 __all__ = ["MODELS", "Precompiled", "kernels_of", "model_of", "precompile", "require_cache"]
@@ -220,7 +221,7 @@ def kernels_of(
     names, precisions = _several("stages", stages), [canonical(one) for one in _several("precision", precision)]
     for name in names:
         if name != "auto":
-            heuristics.resolve(name, heuristics.ANY_GPU)
+            resolve(name, ANY_GPU)
     both, dtypes = _several("layouts", layouts), check_dtypes(dtype)
     given = None if shapes is None else _products(shapes, both, dtypes)
     if SIMULATOR:
@@ -339,7 +340,7 @@ Named = tuple[str, str, str, Kernel]  # stage, configuration, variant
 
 def _kernels(name: str, precision: str, cc: tuple[int, int], usual: list[Product]) -> Iterator[Named]:
     """Yield the kernels of a stage, or of all that may be chosen, in a precision."""
-    stage = None if name == "auto" else heuristics.resolve(name, cc)
+    stage = None if name == "auto" else resolve(name, cc)
     for one in (IEEE, AUTO_PRECISION) if precision == FP32_AUTO else (precision,):
         if stage is not None and one not in stage.precisions:
             continue

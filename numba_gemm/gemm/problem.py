@@ -26,6 +26,8 @@ class Problem(NamedTuple):
         True if A and B allow them along whichever axis is contiguous; a vector needs none.
     a_along, b_along : bool
         True if k is the contiguous axis of A, and of B.
+    a_rows, b_rows : bool
+        True if 16-byte copies can read rows of A, and of the transpose of B (`Layout.aligned_rows`).
     by_columns : bool
         True if C is stored by columns.
     epilogue : bool
@@ -47,6 +49,8 @@ class Problem(NamedTuple):
     vectors: bool = True
     a_along: bool = True
     b_along: bool = False
+    a_rows: bool = True
+    b_rows: bool = False
     by_columns: bool = False
     epilogue: bool = False
     precision: str = IEEE
@@ -60,7 +64,13 @@ class Problem(NamedTuple):
     def swapped(self) -> Problem:
         """Problem of the transposed product."""
         return self._replace(
-            m=self.n, n=self.m, a_along=self.b_along, b_along=self.a_along, by_columns=not self.by_columns
+            m=self.n,
+            n=self.m,
+            a_along=self.b_along,
+            b_along=self.a_along,
+            a_rows=self.b_rows,
+            b_rows=self.a_rows,
+            by_columns=not self.by_columns,
         )
 
 

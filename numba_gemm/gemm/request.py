@@ -26,8 +26,9 @@ from ..typing import PrecisionName
 from . import autotune_cache, batches, heuristics
 from .cost_model import rated
 from .fp32_auto import extents_of, resolved
-from .heuristics import ANY_GPU, Choice
+from .heuristics import Choice
 from .precision import FP32_AUTO, canonical, check_precision, tensor_stage
+from .stage_names import ANY_GPU, check_stage_precision, resolve
 
 LOG = logging.getLogger("numba_gemm.choices")
 
@@ -234,7 +235,7 @@ def checked(
     streams.check_device(queue, device)
     gpu = devices.device_properties(device)
     if stage != "auto":
-        heuristics.resolve(stage, gpu.cc)
+        resolve(stage, gpu.cc)
     check_precision(precision, gpu.cc, stage)
     precision = resolved(precision, extents_of(*shapes, epilogue), gpu)
     check_takes_epilogue(stage, precision, gpu.cc, epilogue)
@@ -278,13 +279,13 @@ def check_names(stage: Any, precision: Any) -> PrecisionName:
     precision = canonical(precision)
     if stage == "auto":
         return precision
-    found = heuristics.resolve(stage, ANY_GPU)
+    found = resolve(stage, ANY_GPU)
     if precision == FP32_AUTO:
         raise ValueError(
             f"precision is {precision!r} and stage is {stage!r}; expected stage 'auto', which leaves a choice; name "
             f"the precision, one of {', '.join(found.precisions)}, or leave out the stage"
         )
-    heuristics.check_stage_precision(found, precision)
+    check_stage_precision(found, precision)
     return precision
 
 

@@ -38,7 +38,7 @@ def parser() -> Parser:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the report; raise ValueError for an unknown stage or configuration."""
-    from ..gemm.heuristics import check_stage_precision
+    from ..gemm.stage_names import check_stage_precision
     from ..kernels import STAGES
     from ..kernels.ladder.stage import LadderStage
     from . import ffma, report

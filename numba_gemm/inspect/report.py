@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..gemm.heuristics import check_stage_precision
 from ..gemm.occupancy import LARGE, usual_kernel
+from ..gemm.stage_names import check_stage_precision
 from ..gemm.tensor_heuristics import configs_for
 from ..kernels.stage import IEEE, Stage
 from ..kernels.step import Kernel

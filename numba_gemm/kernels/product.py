@@ -37,14 +37,18 @@ class Layout(NamedTuple):
     dtype: str = FLOAT32
 
     @property
-    def aligned(self) -> bool:
-        """True if 128-bit accesses reach every element: unit column stride, aligned rows, columns a multiple of 4."""
+    def aligned_rows(self) -> bool:
+        """True if 16-byte copies reach every element, with fewer bytes at a row's end: contiguous, aligned rows."""
         return (
             (self.col_stride == FLOAT32_BYTES or self.cols == 0)
             and self.offset == 0
             and self.row_stride % VECTOR_BYTES == 0  # also of one row or none: copies outside have addresses too
-            and self.cols % 4 == 0
         )
+
+    @property
+    def aligned(self) -> bool:
+        """True if 128-bit accesses reach every element: contiguous, aligned rows, columns a multiple of 4."""
+        return self.cols % 4 == 0 and self.aligned_rows
 
     @property
     def transposed(self) -> Layout:
@@ -199,10 +203,15 @@ class Product(NamedTuple):
 
     @property
     def transposed(self) -> Product:
-        """Product ``C.T = B.T @ A.T``, for products without an epilogue."""
+        """Product ``C.T = B.T @ A.T``, for products without an epilogue.
+
+        Parts of prepared operands are passed in the order of A and B. If both are prepared, the transpose takes those
+        that come first, of its B.
+        """
         batch = Batch(self.batch.extents, self.batch.b, self.batch.a, self.batch.c)
         a, b, c = self.b.transposed, self.a.transposed, self.c.transposed
-        return self._replace(a=a, b=b, c=c, batch=batch, prepared=self.prepared[::-1])
+        prepared = (False, True) if all(self.prepared) else self.prepared[::-1]
+        return self._replace(a=a, b=b, c=c, batch=batch, prepared=prepared)
 
     @property
     def converted(self) -> Product:

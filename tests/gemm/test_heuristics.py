@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numba_gemm.gemm.cost_model import rate_of, rated
-from numba_gemm.gemm.heuristics import Problem, best, choose, named, problem, ranked, resolve
+from numba_gemm.gemm.heuristics import Problem, best, choose, named, problem, ranked
 from numba_gemm.gemm.precision import PRECISIONS
+from numba_gemm.gemm.stage_names import resolve
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import partition_layout
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product

@@ -14,6 +14,7 @@ from support.operands import filled
 
 from numba_gemm import tiled_sgemm
 from numba_gemm.gemm import heuristics, next_kernels
+from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.product import Layout, Product, dense
 from numba_gemm.lab.bench import first_products_child
 from numba_gemm.runtime import device as devices
@@ -117,7 +118,7 @@ def test_nothing_is_compiled_ahead_for_others(announced):
     next_kernels.compile_ahead(device, stage, product._replace(batch=product.batch._replace(extents=(1, 1, 2))), "ieee")
     next_kernels.compile_ahead(device, stage, Product(dense("N", 64, 0), dense("N", 0, 64), order), "ieee")
     assert not announced
-    next_kernels.compile_ahead(device, heuristics.STAGES["naive"], product, "ieee")
+    next_kernels.compile_ahead(device, STAGES["naive"], product, "ieee")
     assert announced == [([], [])]
 
 

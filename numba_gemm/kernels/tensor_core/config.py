@@ -198,7 +198,7 @@ class TensorVariant(NamedTuple):
     batched : bool
         True if the grid's y axis counts matrices of a batch.
     rows : str
-        Access to rows of A that are not decomposed, "along4" or "any"; empty if they are.
+        Access to rows of A that are not decomposed, "along4", "across4" or "any"; empty if they are.
     """
 
     precision: TensorPrecision

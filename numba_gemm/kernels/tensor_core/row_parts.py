@@ -1,8 +1,12 @@
 """Rows of an operand from memory to registers, where their parts are computed: those that `decompose` would make.
 
-A slot has 64 k of each row, as floats: 256 bytes, whose 16-byte chunks are permuted so that the 64-bit loads of a half
-warp use all banks. A thread holds two rows, eight apart, in the order in which a matrix instruction takes its first
-operand from registers. Each 32-bit word of a part is of two k.
+A slot has 64 k of each row, as floats. If k is the contiguous axis, a row has 256 bytes, whose 16-byte chunks are
+permuted by XOR with twice the row, so that the 64-bit loads of a half warp use all banks. If rows are stored across
+(access "across4"), the tile's rows of one k follow each other; groups of eight rows are permuted by XOR with half of k,
+so that the 32-bit loads of a warp, eight rows of four k, use all banks.
+
+A thread holds two rows, eight apart, in the order in which a matrix instruction takes its first operand from registers.
+Each 32-bit word of a part is of two k.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from functools import lru_cache
 
 from numba import int32, int64, uint32
 
-from ...device.address import address_of, copy4_or_zero, copy16_or_zero, row_step, shared_load2
+from ...device.address import address_of, col_step, copy4_of, copy16_of, row_step, shared_load1, shared_load2
 from ...device.mma import bf16_floats, bf16_word, word_of
 from ...device.narrow import pair, short_bf16_of_number
 from ...simulator.switch import device_function
@@ -25,67 +29,105 @@ WORDS = 4 * STEPS  # of a thread's two rows in a slot, for each part
 FLOATS = 2 * WORDS
 
 
-@device_function
-def position(row, k):
-    """Bytes from the start of a tile of A to an element: chunks of a row are permuted by XOR with twice the row."""
-    chunk = uint32(uint32(k // uint32(4)) ^ uint32(row % uint32(4) * uint32(2)))
-    return uint32(row * uint32(PITCH) + (chunk << uint32(4)) + k % uint32(4) * uint32(4))
+@lru_cache(maxsize=8)
+def positions(access: str, extent: int):
+    """Make a device function ``(row, k)``: bytes from the start of a tile of A to an element."""
+
+    @device_function
+    def along(row, k):
+        chunk = uint32(uint32(k // uint32(4)) ^ uint32(row % uint32(4) * uint32(2)))
+        return uint32(row * uint32(PITCH) + (chunk << uint32(4)) + k % uint32(4) * uint32(4))
+
+    @device_function
+    def across(row, k):
+        place = uint32(uint32(row) ^ uint32(k // uint32(2) % uint32(4) * uint32(8)))
+        return uint32(k * uint32(4 * extent) + place * uint32(4))
+
+    return across if access == "across4" else along
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def row_copies(access: str, extent: int):
     """Make a device function ``(memory, tid, at, x, block_row, k)``, which all threads of a warpgroup call.
 
-    It starts copying a tile of `extent` rows and 64 k of x to the address `at`; what is not in x becomes zeros.
+    It starts copying a tile of `extent` rows and 64 k of x to the address `at`; what is not in x becomes zeros. A copy
+    of 16 bytes at an edge of x reads as many as there are.
     """
-    WIDTH = 4 if access == "along4" else 1  # floats per copy
-    ACROSS = TERMS // WIDTH  # copies per row
-    DOWN = WARPGROUP // ACROSS  # rows from a copy of a thread to its next one
-    copy = copy16_or_zero if WIDTH == 4 else copy4_or_zero
+    ACROSS = access == "across4"
+    WIDTH = 1 if access == "any" else 4  # floats per copy
+    INNER, OUTER = (extent // WIDTH, TERMS) if ACROSS else (TERMS // WIDTH, extent)  # copies along both axes
+    NEXT = WARPGROUP // INNER  # rows, or k if they are stored across, from a copy of a thread to its next one
+    STRIDE = 4 * extent if ACROSS else PITCH
+    TURNS = tuple((i * NEXT // 2 if ACROSS else i * NEXT) % 4 << 5 for i in range(AT_ONCE))
+    copy, position = copy4_of if WIDTH == 1 else copy16_of, positions(access, extent)
 
     @device_function
     def fetch(memory, tid, at, x, block_row, k):
-        row, own_k = uint32(tid // uint32(ACROSS)), uint32(tid % uint32(ACROSS) * uint32(WIDTH))
+        outer, inner = uint32(tid // uint32(INNER)), uint32(tid % uint32(INNER) * uint32(WIDTH))
+        row, own_k = (inner, outer) if ACROSS else (outer, inner)
         address = address_of(x, block_row + int64(row), k + int64(own_k))
-        rows = int32(min(x.shape[0] - block_row, int64(extent))) if k + int64(own_k) < x.shape[1] else int32(0)
-        rest = int32(rows - int32(row))  # rows from the next copy's on
+        rows, terms = x.shape[0] - block_row - int64(row), x.shape[1] - k - int64(own_k)  # from the first copy's on
+        left, rest = (rows, terms) if ACROSS else (terms, rows)
+        size = int32(4 * max(min(left, int64(WIDTH)), int64(0)))  # bytes before the edge
+        rest = int32(min(rest, int64(OUTER)))
+        step = NEXT * (col_step(x) if ACROSS else row_step(x))
         to = uint32(at + position(row, own_k))
         end = uint32(to + extent * PITCH)
         while to < end:  # unrolled in full, it would take more registers than a thread that fetches has
             for i in range(AT_ONCE):
-                turned = uint32(to ^ uint32(i * DOWN % 4 << 5))
-                copy(
-                    memory,
-                    uint32(turned + i * DOWN * PITCH),
-                    x,
-                    address + i * DOWN * row_step(x),
-                    rest > int32(i * DOWN),
-                )
-            address += AT_ONCE * DOWN * row_step(x)
-            to = uint32(to + AT_ONCE * DOWN * PITCH)
-            rest = int32(rest - AT_ONCE * DOWN)
+                turned = uint32(to ^ uint32(TURNS[i]))
+                inside = rest > int32(i * NEXT)
+                copy(memory, uint32(turned + i * NEXT * STRIDE), x, address + i * step, size if inside else int32(0))
+            address += AT_ONCE * step
+            to = uint32(to + AT_ONCE * NEXT * STRIDE)
+            rest = int32(rest - AT_ONCE * NEXT)
 
     return fetch
 
 
-@device_function
-def first_float(group, warp, lane):
-    """Return the upper one of a thread's two rows in a tile, and the byte offset of its first float."""
-    row = uint32(group * uint32(GROUP_ROWS) + warp * uint32(16) + lane // uint32(4))
-    return row, position(row, uint32(lane % uint32(4) * uint32(2)))
+@lru_cache(maxsize=8)
+def first_floats(access: str, extent: int):
+    """Make a device function ``(group, warp, lane)``.
+
+    It returns the upper one of a thread's two rows in a tile, and the byte offset of its first float.
+    """
+    position = positions(access, extent)
+
+    @device_function
+    def first_float(group, warp, lane):
+        row = uint32(group * uint32(GROUP_ROWS) + warp * uint32(16) + lane // uint32(4))
+        return row, position(row, uint32(lane % uint32(4) * uint32(2)))
+
+    return first_float
 
 
-@device_function
-def load_rows(floats, memory, at):
-    """Load the floats of a thread's two rows, the first at `at`, in the order of the matrix instructions' words."""
-    for step in range(STEPS):
-        for half in range(2):
-            upper = uint32(uint32(at ^ uint32((step % 2 * 2 + half) << 5)) + uint32(step // 2 * ROW_BYTES))
-            at_word = 8 * step + 4 * half
-            two = shared_load2(memory, upper)
-            floats[at_word], floats[at_word + 1] = two[0], two[1]
-            two = shared_load2(memory, uint32(upper + uint32(8 * PITCH)))
-            floats[at_word + 2], floats[at_word + 3] = two[0], two[1]
+@lru_cache(maxsize=8)
+def row_loads(access: str, extent: int):
+    """Make a device function ``(floats, memory, at)`` that loads the floats of a thread's two rows, the first at `at`.
+
+    They are in the order of the matrix instructions' words.
+    """
+
+    @device_function
+    def along(floats, memory, at):
+        for step in range(STEPS):
+            for half in range(2):
+                upper = uint32(uint32(at ^ uint32((step % 2 * 2 + half) << 5)) + uint32(step // 2 * ROW_BYTES))
+                at_word = 8 * step + 4 * half
+                two = shared_load2(memory, upper)
+                floats[at_word], floats[at_word + 1] = two[0], two[1]
+                two = shared_load2(memory, uint32(upper + uint32(8 * PITCH)))
+                floats[at_word + 2], floats[at_word + 3] = two[0], two[1]
+
+    @device_function
+    def across(floats, memory, at):
+        lower = uint32(at ^ uint32(32))  # eight rows below
+        for word in range(2 * STEPS):  # of each row; from one to the next are eight k
+            for i in range(2):
+                floats[4 * word + i] = shared_load1(memory, uint32(at + uint32(4 * extent * (8 * word + i))))
+                floats[4 * word + 2 + i] = shared_load1(memory, uint32(lower + uint32(4 * extent * (8 * word + i))))
+
+    return across if access == "across4" else along
 
 
 @lru_cache(maxsize=64)
@@ -122,7 +164,7 @@ def part_of(p: int, parts: int, short: bool):
 
 
 @lru_cache(maxsize=64)
-def decompositions(parts: int, short: bool):
+def decompositions(parts: int, short: bool, access: str, extent: int):
     """Make a device function ``(words, floats, memory, at)`` that loads a thread's rows and computes all parts."""
 
     @device_function
@@ -141,7 +183,7 @@ def decompositions(parts: int, short: bool):
 
         return make
 
-    all_parts = from_part(0)
+    load_rows, all_parts = row_loads(access, extent), from_part(0)
 
     @device_function
     def decompose(words, floats, memory, at):

@@ -11,7 +11,8 @@ Registers and shared memory: three sums of a warpgroup's tile; the parts of a sl
     those of the next slot; as many slots as fit. 16-byte chunks of a row are permuted, so that the 64-bit loads of a
     half warp use all banks.
 Limits: blocks with different columns of the same rows decompose the same elements, so a B of many columns is better
-    multiplied by `persistent`. Rows of A that 16-byte copies cannot read are copied float by float.
+    multiplied by `persistent`. Rows of A, or columns if it is stored by columns, that do not start at multiples of 16
+    bytes are copied float by float.
 """
 
 from functools import cache, lru_cache
@@ -29,7 +30,7 @@ from .config import ROW_BYTES, ROW_WORDS, WarpgroupConfig
 from .epilogue import of_batch, place, sums_store
 from .pipeline import first_slot, ring
 from .precision import TensorPrecision
-from .row_parts import FLOATS, PITCH, TERMS, WORDS, decompositions, first_float, row_copies
+from .row_parts import FLOATS, PITCH, TERMS, WORDS, decompositions, first_floats, row_copies
 from .split_k import share
 from .stage import BARRIER_BYTES, LEFT, WARPGROUP
 
@@ -94,7 +95,7 @@ def row_products(columns: int, precision: TensorPrecision):
 
 
 @lru_cache(maxsize=64)
-def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
+def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
     """Make a device function ``(total, memory, start, full, empty, i, parity, k_slots, first)``.
 
     It does what that of `accumulate` does. `first` is the byte offset, in a slot, of a thread's first float.
@@ -102,7 +103,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
     BN, PARTS, SLOT, B_START = config.BN, precision.parts, config.slot_bytes(precision), PITCH * config.BM
     COLUMN_GROUPS, ALL_WORDS, STEPWISE, COMPENSATED = BN // 8, PARTS * WORDS, precision.stepwise, precision.compensated
     wait, wait_for_rows = wgmma.waiting(BN), wgmma.waiting_for_rows(BN, ALL_WORDS)
-    decompose = decompositions(PARTS, precision.short)
+    decompose = decompositions(PARTS, precision.short, access, config.BM)
     lead, rest, (lead0, lead1, lead2, lead3) = row_products(BN, precision)
     clear, add, add_exactly, finish = steps(BN)
     await_slot, give_back, following = ring(config.slots(precision))
@@ -191,7 +192,8 @@ def build(config, variant):
     SLOTS, CONSUMERS, SLOT = config.slots(precision), config.consumers, config.slot_bytes(precision)
     COLUMN_GROUPS, CLAIM = BN // 8, config.claim
     B_START, B_BYTES = PITCH * BM, ROW_BYTES * BN
-    fetch_rows, sum_tile = row_copies(variant.rows, BM), tile_sums(config, precision)
+    fetch_rows, sum_tile = row_copies(variant.rows, BM), tile_sums(config, precision, variant.rows)
+    first_float = first_floats(variant.rows, BM)
     store, (_, _, following) = sums_store(variant, COLUMN_GROUPS), ring(SLOTS)
 
     @device_function

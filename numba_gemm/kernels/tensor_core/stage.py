@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ...device.units import FLOAT32_BYTES, MAX_GRID_X, MAX_GRID_Y, ceil_div
+from ...device.units import FLOAT32_BYTES, MAX_GRID_X, MAX_GRID_Y, VECTOR_BYTES, ceil_div
 from ...typing import PrecisionName
 from ..code import Code
-from ..ladder.stage import access_of
 from ..product import Layout, Product
 from ..stage import Gpu, Partition, Piece, Stage, cut, parts_of_batch
 from ..step import (
@@ -72,7 +71,6 @@ TEACHING_SIGNATURE, COMPLETE_SIGNATURE, ADD_PARTIALS_SIGNATURE = (
 )
 BUILD_ADD_PARTIALS = Code("tensor_core.split_k")
 LONG_SUM = 1024  # terms from which on a precision's own products are accurate enough, without `SHORT_SUMS`
-ROW_ACCESSES = ("along4",)  # to rows that are not decomposed, beside "any"
 PARTIALS_PER_THREAD = 4  # that a thread adds, if there are few
 MAX_PARTS_BYTES = 1 << 30  # of the parts of a batch's matrices that are decomposed at a time, unless one needs more
 
@@ -175,8 +173,10 @@ class TensorStage(Stage):
 
     def rows_access(self, product: Product) -> str:
         """Return the access to rows of A, for a stage that reads them."""
-        converted = product.converted
-        return access_of(ROW_ACCESSES, converted.a, converted.batch.a[-1])
+        a, step = product.converted.a, product.converted.batch.a[-1]
+        if step % VECTOR_BYTES:
+            return "any"
+        return "along4" if a.aligned_rows else "across4" if a.transposed.aligned_rows else "any"
 
     def shares(self, config: TensorConfig, product: Product, precision: str, partition: Partition | None) -> int:
         """Return the number of blocks among which a partition divides each sum."""
