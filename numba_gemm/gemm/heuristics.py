@@ -40,8 +40,10 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
     a, b, c, batch = converted.a, converted.b, product.c, converted.batch
     a_whole, b_whole, c_whole = (all(step % 16 == 0 for step in steps) for steps in (batch.a, batch.b, batch.c))
     whole = a_whole and b_whole and c_whole
-    of_a = a.aligned or a.transposed.aligned or a.rows == 1
-    of_b = b.aligned or b.transposed.aligned or b.cols == 1
+    a_aligned, b_aligned = a.aligned, b.aligned
+    of_a = a_aligned or a.rows == 1 or a.transposed.aligned
+    of_b = b_aligned or b.cols == 1 or b.transposed.aligned
+    by_rows = precision in ROWS.precisions
     mapped = converted is product and precision in TF32_TMA.precisions and TF32_TMA.runs_on(gpu.cc)
     tma = tma_operands(product) if mapped else None
     return Problem(
@@ -49,12 +51,12 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         c.cols,
         a.cols,
         batch.matrices,
-        aligned=a.aligned and b.aligned and c.aligned and whole,
+        aligned=a_aligned and b_aligned and whole and c.aligned,
         vectors=whole and of_a and of_b,
         a_along=a.col_stride == FLOAT32_BYTES,
         b_along=b.row_stride == FLOAT32_BYTES and b.col_stride != FLOAT32_BYTES,
-        a_rows=a_whole and a.aligned_rows,
-        b_rows=b_whole and b.transposed.aligned_rows,
+        a_rows=by_rows and a_whole and (a_aligned or a.aligned_rows),
+        b_rows=by_rows and b_whole and b.transposed.aligned_rows,
         by_columns=c.row_stride == FLOAT32_BYTES and c.col_stride != FLOAT32_BYTES,
         epilogue=product.epilogue is not None,
         precision=precision,
@@ -79,12 +81,12 @@ def _ranked_rows(wanted: Problem, most: int | None = None, columns: tuple[float,
     found = _ranked_tensor(wanted, ROWS, most) if wanted.a_rows and wanted.n <= columns[0] else []
     turns = wanted.b_rows and wanted.m <= columns[1] and not wanted.epilogue  # which counts rows and columns of C
     turned = _ranked_tensor(wanted.swapped, ROWS, most) if turns else []
-    return _sooner_first(found, [one._replace(swapped=True) for one in turned])
+    return _sooner_first(found, [one._replace(swapped=True) for one in turned]) if turned else found
 
 
 def _sooner_first(found: list[Choice], others: list[Choice]) -> list[Choice]:
     """Return two rankings, one behind the other: first the one whose best candidate is expected to be faster."""
-    return others + found if others and (not found or others[0].clocks < found[0].clocks) else found + others
+    return others + found if not found or others[0].clocks < found[0].clocks else found + others
 
 
 def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None) -> list[Choice]:
@@ -111,7 +113,7 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
         others = [Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)]
     elif only is None and (precision, wanted.cc) == TIMED:
         others = _ranked_rows(wanted, most, ROWS_COLUMNS)
-    found = _sooner_first(found, others)
+    found = _sooner_first(found, others) if others else found
     if dividing:
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
         others = [one for one in _ranked_tensor(wanted._replace(tma=""), None) if one.partition is not None]

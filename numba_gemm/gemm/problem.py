@@ -27,7 +27,8 @@ class Problem(NamedTuple):
     a_along, b_along : bool
         True if k is the contiguous axis of A, and of B.
     a_rows, b_rows : bool
-        True if 16-byte copies can read rows of A, and of the transpose of B (`Layout.aligned_rows`).
+        True if 16-byte copies can read rows of A, and of the transpose of B (`Layout.aligned_rows`), and
+        `rows_in_registers` computes in the precision.
     by_columns : bool
         True if C is stored by columns.
     epilogue : bool

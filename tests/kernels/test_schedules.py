@@ -115,7 +115,7 @@ def placed(offset, rows, cols, row_stride, col_stride):
 def variant_of(a, b, c, *steps):
     """Return the variant for A of shape (m, k), B of shape (n, k), C, and their batch steps."""
     product = Product(placed(*a), placed(*b).transposed, placed(*c), Batch((2, 2, 2), *steps))
-    variant = ladder_stage.variant_of(COVERED, product)
+    variant = ladder_stage.variant_of(COVERED, product, "ieee")
     assert STREAM_K.variant(COVERED, product) == variant
     assert STREAM_K.kernel(COVERED, product) is STREAM_K.kernel_of(COVERED, variant)
     return variant

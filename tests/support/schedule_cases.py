@@ -12,7 +12,7 @@ import numpy as np
 
 from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig, variant_of
 from numba_gemm.kernels.product import ONE, Batch
-from numba_gemm.kernels.stage import Partition
+from numba_gemm.kernels.stage import IEEE, Partition
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.runtime import epilogue as epilogues
 from numba_gemm.runtime.device import synchronize
@@ -178,7 +178,7 @@ def accesses_of(stage: LadderStage, config: TileConfig, case: Shared) -> str:
         Operand.place(*place.view(*extents, NAN)).matrix
         for place, extents in zip(BY_ACCESS[case.accesses], ((m, k), (k, n), (m, n)))
     ]
-    variant = variant_of(config, product_of(*matrices))
+    variant = variant_of(config, product_of(*matrices), IEEE)
     return f"{variant.a} {variant.b}"
 
 

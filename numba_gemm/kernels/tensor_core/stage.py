@@ -173,7 +173,8 @@ class TensorStage(Stage):
 
     def rows_access(self, product: Product) -> str:
         """Return the access to rows of A, for a stage that reads them."""
-        a, step = product.converted.a, product.converted.batch.a[-1]
+        converted = product.converted
+        a, step = converted.a, converted.batch.a[-1]
         if step % VECTOR_BYTES:
             return "any"
         return "along4" if a.aligned_rows else "across4" if a.transposed.aligned_rows else "any"
