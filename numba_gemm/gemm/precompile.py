@@ -136,7 +136,8 @@ def precompile(
         compiled. Without a GPU of a compute capability, the choice is that for a model of it, see `MODELS`.
     layouts : str or iterable of str
         Layouts of A and B in `shapes`: "NN", "NT", "TN" or "TT"; T is a matrix stored by columns. Without shapes,
-        the layouts of usual products whose extents are no whole vectors of four; the others are in all four.
+        the layouts of usual products of few rows or columns, or whose extents are no whole vectors of four; the others
+        are in all four.
     dtype : str or tuple of str
         Data type of A and B, or one of each: "float32", "float16" or "bfloat16". Operands of 16 bits have a kernel that
         converts them.

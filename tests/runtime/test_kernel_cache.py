@@ -30,7 +30,7 @@ import numba_gemm
 from numba_gemm.gemm import heuristics, precompile
 from numba_gemm.gemm import precision as precisions
 from numba_gemm.kernels import STAGES
-from numba_gemm.kernels.ladder.stage import TileConfig, Variant
+from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig, Variant
 from numba_gemm.kernels.product import Product, dense
 from numba_gemm.kernels.step import Kernel
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TensorVariant
@@ -1022,27 +1022,36 @@ def test_precompile_covers_what_auto_chooses(pretend, cc):
 @pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
 @pytest.mark.parametrize("cc", [(8, 0), (9, 0)])
 def test_precompile_covers_what_is_launched_on_tensor_cores(pretend, monkeypatch, cc, precision):
+    """Kernels on tensor cores are compiled for all layouts, those of float32 multiply-adds for the layouts named."""
     monkeypatch.setattr(precisions, "SIMULATOR", False)
-    compiled = {kernel_key.key(kernel, cc) for *_, kernel, _ in precompile.kernels_of("auto", cc, precision)}
+    layouts = ("NN", "NT", "TT")
+    usual, for_layouts = (
+        {kernel_key.key(kernel, cc) for *_, kernel, _ in precompile.kernels_of("auto", cc, precision, layouts=of)}
+        for of in ("NN", layouts)
+    )
     gpu = dataclasses.replace(devices.SIMULATED_DEVICE, cc=cc)
-    for m, n, k, (a, b) in itertools.product((64, 1000, 4099), (16, 4096), (64, 1023, 1024, 20000), ("NN", "NT", "TT")):
+    for m, n, k, (a, b) in itertools.product((64, 1000, 4099), (16, 4096), (64, 1023, 1024, 20000), layouts):
         product = Product(dense(a, m, k), dense(b, k, n), dense("N", m, n))
         choice = heuristics.choose(heuristics.problem(product, gpu, precision))
         assert choice.precision == precision
         launches = choice.stage.launches(choice.config, choice.oriented(product), precision, choice.partition, gpu.gpu)
+        compiled = for_layouts if isinstance(choice.stage, LadderStage) and (a, b) != ("N", "N") else usual
         assert {kernel_key.key(step.kernel, cc) for step in launches.steps} <= compiled, (m, n, k, a, b)
 
 
 @pytest.mark.parametrize(
-    ("of", "most"),
-    [(["ieee"], 60), (["bf16x3"], 5), ([*TENSOR_PRECISIONS], 50)],
-    ids=["ieee", "bf16x3", "tensor cores"],
+    ("of", "most", "most_compensated"),
+    [(["ieee"], 60, 0), (["bf16x3"], 5, 0), (["bf16x6"], 20, 30), ([*TENSOR_PRECISIONS], 50, 30)],
+    ids=["ieee", "bf16x3", "bf16x6", "tensor cores"],
 )
-def test_usual_products_take_few_kernels(pretend, monkeypatch, of, most):
+def test_usual_products_take_few_kernels(pretend, monkeypatch, of, most, most_compensated):
+    """Kernels of float32 multiply-adds with compensated sums, which bf16x6 alone has, are counted apart."""
     monkeypatch.setattr(precisions, "SIMULATOR", False)
     kernels = [kernel for *_, kernel, _ in precompile.kernels_of("auto", (9, 0), of)]
     assert len({*kernels}) == len(kernels), "each once"
-    assert most / 2 < len(kernels) <= most
+    compensated = sum(kernel.name.endswith("_compensated") for kernel in kernels)
+    assert most / 2 < len(kernels) - compensated <= most
+    assert most_compensated / 2 <= compensated <= most_compensated
 
 
 def test_precompile_does_each_kernel_once(pretend):
