@@ -40,6 +40,8 @@ STORE_COLUMNS = 0.7
 MEET, TRIP = 3550, 825
 # `thin` adds more parts than the first of these in groups, and then the groups' sums, which takes so many clocks more.
 IN_GROUP, REGROUP = 16, 3000
+# Clocks until its block begins with another tile, after a part of one.
+AGAIN = 4000
 # Clocks until `thin` has its first tiles if copies are of single floats. This and its `floats` in RATES are fitted to
 # 91 random products; that of 32x4x128, of which no long sums were among them, is its neighbour's.
 FIRST_FLOATS = 1000
@@ -47,9 +49,9 @@ FIRST_FLOATS = 1000
 SHARED_RATE, LONE_RATE = 21.1, 138
 # Fraction of device memory's theoretical bandwidth that kernels reach.
 MEMORY_EFFICIENCY = 0.85
-# Operations that compensated sums take beside each multiply-add, registers per SM, and floats that an SM converts to
-# float64 per clock.
-COMPENSATING, REGISTERS, WIDENED = 1.5, 65536, 16
+# Operations that compensated sums take beside each multiply-add, registers per SM, floats that it converts to float64
+# per clock, and clocks until a lane's sum is added to those of others in float64.
+COMPENSATING, REGISTERS, WIDENED, WIDE_SUM = 1.5, 65536, 16, 6
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
 # Tiles along a row of C up to which those of `thin` are considered, and tiles along both axes if it is for a small C.
@@ -100,12 +102,11 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
     ("register_prefetch", 128, 256, 16): Rate(0.72, alone=680, resident=1),
     ("shared_tile", 16, 16, 16): Rate(0.12, alone=670, resident=8, along=False),
     ("shared_tile", 32, 32, 32): Rate(0.136, alone=1500, resident=2),
-    ("stream_k", 128, 256, 16): Rate(0.994, alone=3430, resident=1, floats=0),
+    ("stream_k", 128, 256, 16): Rate(0.994, alone=3430, resident=1, floats=1.09),
     ("stream_k", 256, 128, 16): Rate(0.957, alone=3435, resident=1, floats=1.03),
-    ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2, floats=0),
+    ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2),
     ("stream_k", 64, 128, 16): Rate(0.789, alone=1035, resident=3, floats=1.11),
     ("stream_k", 64, 64, 16): Rate(0.626, alone=780, resident=4, floats=1.09),
-    ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07),
     ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02),
     ("stream_k", 256, 16, 16): Rate(0.5, alone=1300, resident=3, along=False),
     # For a C of few columns, with an A whose contiguous axis is k, and with any other.
@@ -195,7 +196,8 @@ class Costs:
         full = config.BM * config.BN * config.BK / (lanes * rate.efficiency) * (1.0 if vectors else rate.floats)
         if compensated:
             full += COMPENSATING * config.BM * config.BN * config.BK / lanes
-            finishing = config.BM * config.BN * config.lanes_k / WIDENED if config.lanes_k > 1 else 0.0
+            if config.lanes_k > 1:
+                finishing = config.lanes_k * (config.BM * config.BN / WIDENED + WIDE_SUM)
             registers = 96 + 2 * config.TM * config.TN  # about, per thread
             rate = replace(rate, resident=min(rate.resident, REGISTERS // (config.threads * registers)))
         self.stage, self.config, self.rate, self.sms = stage, config, rate, sm_count
@@ -313,7 +315,7 @@ class Costs:
                     continue
                 even = not (shared % blocks or k_tiles % divided)  # else pieces straddle tiles
                 of_tiles = divided / k_tiles
-                pieces = 1 if even else ceil(of_tiles) + 1  # of tiles, per block
+                pieces = 1 if even or divided_tiles == 1 else ceil(of_tiles) + 1  # of tiles, per block
                 clocks += summing + pieces * PIECE + resident * store * (of_tiles if of_tiles > 1.0 else 1.0)
                 parts = k_tiles / divided  # of a tile
                 if not even:
@@ -325,6 +327,8 @@ class Costs:
                     if reading > LONE_RATE:
                         reading = LONE_RATE
                     clocks += MEET + pieces * size * sqrt(resident) / SHARED_RATE
+                    if in_groups:
+                        clocks += (pieces - 1) * AGAIN
                     if in_groups and parts > IN_GROUP:
                         clocks += REGROUP
                         parts = IN_GROUP + parts / IN_GROUP

@@ -131,16 +131,13 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
 
 
 def _by_floats(choice: Choice, wanted: Problem) -> Choice:
-    """Return a choice with the time that accesses by floats add, which decide against float32 multiply-adds."""
-    if choice.partition is not None:  # partial sums are written in pairs
+    """Return a choice with the time that writing C by floats adds, which decides against float32 multiply-adds."""
+    if choice.partition is not None or choice.stage is FUSED:  # partial sums are written in pairs
         return choice
     wanted = wanted.swapped if choice.swapped else wanted
-    m, n, k, matrices = wanted.m, wanted.n, wanted.k, wanted.matrices
-    in_pairs = wanted.aligned or (wanted.vectors and n % 2 == 0 and not wanted.by_columns)
-    in_vectors = wanted.vectors and (wanted.a_along or not wanted.b_along)
-    seconds = tensor_heuristics.by_floats_seconds(
-        choice.stage, choice.config, m, n, k, matrices, wanted.sm_count, in_pairs and not wanted.epilogue, in_vectors
-    )
+    m, n, matrices, sm_count = wanted.m, wanted.n, wanted.matrices, wanted.sm_count
+    in_pairs = not wanted.epilogue and (wanted.aligned or (wanted.vectors and n % 2 == 0 and not wanted.by_columns))
+    seconds = tensor_heuristics.by_floats_seconds(choice.config, m, n, matrices, sm_count, in_pairs)
     return choice._replace(clocks=choice.clocks + seconds * wanted.clock_hz)
 
 
