@@ -105,6 +105,17 @@ def check_dtypes(dtype: Any) -> tuple[str, str]:
     return found
 
 
+def access_of(able: tuple[str, ...], x: Layout, steps: int) -> str:
+    """Return the best access, of those `able`, to (mn, k) matrices; `steps`, in bytes, lead to others of a batch."""
+    vectors = x.offset == 0 and steps % VECTOR_BYTES == 0
+    along, across = x.col_stride == FLOAT32_BYTES, x.row_stride == FLOAT32_BYTES
+    if along and vectors and x.row_stride % VECTOR_BYTES == 0 and x.cols % 4 == 0 and "along4" in able:
+        return "along4"
+    if across and vectors and x.col_stride % VECTOR_BYTES == 0 and x.rows % 4 == 0 and "across4" in able:
+        return "across4"
+    return "along1" if along and "along1" in able else "across1" if across and "across1" in able else "any"
+
+
 def dense(order: str, rows: int, cols: int, dtype: str = FLOAT32) -> Layout:
     """Return the layout of an aligned dense matrix that is stored by rows, "N", or by columns, "T"."""
     size = ITEM_BYTES[dtype]

@@ -331,12 +331,15 @@ def counting_calls():
         elif event == "call" and inside and not in_a_stand_in(frame):
             found.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_qualname}")
 
-    before = sys.getprofile()
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()  # whose callbacks, such as Hypothesis', would be counted
     sys.setprofile(count)
     try:
         yield found
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()
 
 
 # Calls of Python functions in a repeated product, at most: with an out, and without.

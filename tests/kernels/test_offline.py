@@ -19,8 +19,7 @@ from support.offline import CompilerProcess, offline
 from numba_gemm.device.access import covers
 from numba_gemm.gemm.cost_model import RATES
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.access import covering
-from numba_gemm.kernels.ladder.stage import TileConfig, Variant, compensates
+from numba_gemm.kernels.ladder.stage import TileConfig, Variant, compensates, covering
 from numba_gemm.kernels.stage import Stage
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 

@@ -16,8 +16,7 @@ if not SIMULATOR:
 
 from numba_gemm.device.partition import PartitionArguments
 from numba_gemm.kernels.ladder import STAGES, _lanes, thin
-from numba_gemm.kernels.ladder.access import covering
-from numba_gemm.kernels.ladder.stage import TileConfig, Variant
+from numba_gemm.kernels.ladder.stage import TileConfig, Variant, covering
 from numba_gemm.simulator import scheduler
 
 FOUR = STAGES["thin"].test_config

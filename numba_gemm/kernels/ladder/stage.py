@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ...device.access import ACCESSES, covers
 from ...device.units import FLOAT32_BYTES, MAX_GRID_Y, VECTOR_BYTES, WARP, ceil_div
 from ..code import Code
-from ..product import Batch, Layout, Product
+from ..product import Batch, Layout, Product, access_of
 from ..stage import IEEE, Gpu, Partition, Piece, Stage, cut, require
 from ..step import (
     ALPHA,
@@ -29,7 +30,6 @@ from ..step import (
     Word,
     Words,
 )
-from .access import access_of, covering
 
 AT_SCRATCH = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
 GROUP = 8  # rows of tiles that are walked together
@@ -220,6 +220,14 @@ def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
         aligned = False
     compensated = precision != IEEE and product.k > FEW_TERMS
     return Variant(a, b, aligned, product.epilogue, len(product.vectors), compensated)
+
+
+@lru_cache(maxsize=256)
+def covering(config: TileConfig, extent: int) -> tuple[str, ...]:
+    """Return the accesses of a tile loader that cover a tile with `extent` rows."""
+    if config.lanes_k > 1:  # `thin` copies any tile; vectors of a single row would hardly help, and need more kernels
+        return ACCESSES if extent % 4 == 0 else ("along1", "any")
+    return tuple(access for access in ACCESSES if covers(access, extent, config.BK, config.threads))
 
 
 @dataclass(frozen=True, eq=False)
