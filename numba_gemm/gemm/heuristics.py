@@ -30,6 +30,7 @@ TIMED = "bf16x6", (9, 0)  # where `ROWS` and `FUSED` were timed
 ROWS_COLUMNS = 768, 128  # most columns of `ROWS`, as is and as the transpose, which does not read parts of a prepared B
 TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
+NARROW = 64  # rows and columns up to which tiles may be narrower than those that extents are rounded up to
 SHORT_SUM = 128  # terms, up to which float32 multiply-adds are considered for any C where `TIMED`
 DECOMPOSING = 2.0  # factor by which decomposed operands must be expected to be faster than those of tensor maps
 
@@ -153,7 +154,7 @@ def _rounded_up(wanted: Problem) -> Problem:
         if (wanted.precision, wanted.cc) == TIMED and (m <= FEW_COLUMNS or n <= FEW_COLUMNS or wanted.k <= SHORT_SUM):
             return wanted
         return Problem(-(-m // TENSOR_TILE) * TENSOR_TILE, -(-n // TENSOR_TILE) * TENSOR_TILE, *wanted[2:])
-    if m <= FEW_COLUMNS or n <= FEW_COLUMNS or (k <= DIRECT_TERMS and m * n <= DIRECT_ELEMENTS):
+    if m <= NARROW or n <= NARROW or (k <= DIRECT_TERMS and m * n <= DIRECT_ELEMENTS):
         return wanted
     tile, k_tile = common_divisors(wanted.cc)
     rows, cols, terms = ceil_div(m, tile) * tile, ceil_div(n, tile) * tile, ceil_div(k, k_tile) * k_tile
