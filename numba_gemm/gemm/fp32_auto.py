@@ -21,12 +21,13 @@ AUTO_PRECISION, AUTO_K = "bf16x6", 256
 
 
 class Extents(NamedTuple):
-    """Extents of a product in elements, and the number of matrices of a batch."""
+    """Extents of a product in elements, the number of matrices of a batch, and whether there is an epilogue."""
 
     m: int
     n: int
     k: int
     matrices: int = 1
+    epilogue: bool = False
 
 
 def extents_of(a: tuple[int, ...], b: tuple[int, ...], epilogue: Callable[..., Any] | None = None) -> Extents:
@@ -38,7 +39,7 @@ def extents_of(a: tuple[int, ...], b: tuple[int, ...], epilogue: Callable[..., A
     m, n, matrices = a[-2] if len(a) > 1 else 1, b[-1] if len(b) > 1 else 1, prod(broadcast(a[:-2], b[:-2]) or ())
     if epilogue is None and len(b) <= 2:
         return Extents(m * matrices, n, a[-1])
-    return Extents(m, n, a[-1], matrices)
+    return Extents(m, n, a[-1], matrices, epilogue is not None)
 
 
 def resolved(precision: str, extents: Extents, gpu: DeviceProperties) -> str:
@@ -56,7 +57,7 @@ def auto_reason(extents: Extents, gpu: DeviceProperties) -> tuple[str, str]:
         return IEEE, "only compute capability 9.0 has a faster precision of this accuracy"
     if extents.k < AUTO_K:
         return IEEE, f"the error of {AUTO_PRECISION} is no larger than that of float32 sums only from K = {AUTO_K} on"
-    if 0 in extents:
+    if 0 in extents[:4]:
         return IEEE, "there is nothing to multiply"
     exact, emulated = _clocks(extents, gpu)
     times = f"is expected to take {emulated / gpu.clock_hz * 1e6:.1f} us instead of {exact / gpu.clock_hz * 1e6:.1f} us"
@@ -68,11 +69,16 @@ def auto_reason(extents: Extents, gpu: DeviceProperties) -> tuple[str, str]:
 @lru_cache(maxsize=4096)
 def _clocks(extents: Extents, gpu: DeviceProperties) -> tuple[float, float]:
     """Return the clocks that a product is expected to take in float32, and in `AUTO_PRECISION`."""
-    m, n, k, _ = extents
+    m, n, k, matrices, epilogue = extents
     wanted = Problem(
-        *extents,
+        m,
+        n,
+        k,
+        matrices,
         vectors=(k % 4 == 0 or m == 1) and (n % 4 == 0 or n == 1),
-        a_rows=k % 4 == 0,
+        a_vectors=k % 4 == 0,
+        b_vectors=k % 4 == n % 4 == 0,  # stored by rows or by columns
+        epilogue=epilogue,
         cc=gpu.cc,
         sm_count=gpu.sm_count,
         clock_hz=gpu.clock_hz,

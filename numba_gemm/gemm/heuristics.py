@@ -56,8 +56,8 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         vectors=whole and of_a and of_b,
         a_along=a.col_stride == FLOAT32_BYTES,
         b_along=b.row_stride == FLOAT32_BYTES and b.col_stride != FLOAT32_BYTES,
-        a_rows=by_rows and a_whole and (a_aligned or a.aligned_rows),
-        b_rows=by_rows and b_whole and b.transposed.aligned_rows,
+        a_vectors=by_rows and a_whole and (a_aligned or a.aligned_rows or a.transposed.aligned_rows),
+        b_vectors=by_rows and b_whole and (b_aligned or b.aligned_rows or b.transposed.aligned_rows),
         by_columns=c.row_stride == FLOAT32_BYTES and c.col_stride != FLOAT32_BYTES,
         epilogue=product.epilogue is not None,
         precision=precision,
@@ -79,8 +79,8 @@ def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
 
 def _ranked_rows(wanted: Problem, most: int | None = None, columns: tuple[float, float] = (inf, inf)) -> list[Choice]:
     """Return candidates of `ROWS` that copy 16 bytes at a time, as is and as the transpose, with up to `columns`."""
-    found = _ranked_tensor(wanted, ROWS, most) if wanted.a_rows and wanted.n <= columns[0] else []
-    turns = wanted.b_rows and wanted.m <= columns[1] and not wanted.epilogue  # which counts rows and columns of C
+    found = _ranked_tensor(wanted, ROWS, most) if wanted.a_vectors and wanted.n <= columns[0] else []
+    turns = wanted.b_vectors and wanted.m <= columns[1] and not wanted.epilogue  # which counts rows and columns of C
     turned = _ranked_tensor(wanted.swapped, ROWS, most) if turns else []
     return _sooner_first(found, [one._replace(swapped=True) for one in turned]) if turned else found
 

@@ -26,9 +26,9 @@ class Problem(NamedTuple):
         True if A and B allow them along whichever axis is contiguous; a vector needs none.
     a_along, b_along : bool
         True if k is the contiguous axis of A, and of B.
-    a_rows, b_rows : bool
-        True if 16-byte copies can read rows of A, and of the transpose of B (`Layout.aligned_rows`), and
-        `rows_in_registers` computes in the precision.
+    a_vectors, b_vectors : bool
+        True if 16-byte copies can read A, and B, along the contiguous axis, whatever its extent, and `rows_in_registers`
+        computes in the precision.
     by_columns : bool
         True if C is stored by columns.
     epilogue : bool
@@ -50,8 +50,8 @@ class Problem(NamedTuple):
     vectors: bool = True
     a_along: bool = True
     b_along: bool = False
-    a_rows: bool = True
-    b_rows: bool = False
+    a_vectors: bool = True
+    b_vectors: bool = True
     by_columns: bool = False
     epilogue: bool = False
     precision: str = IEEE
@@ -69,8 +69,8 @@ class Problem(NamedTuple):
             n=self.m,
             a_along=self.b_along,
             b_along=self.a_along,
-            a_rows=self.b_rows,
-            b_rows=self.a_rows,
+            a_vectors=self.b_vectors,
+            b_vectors=self.a_vectors,
             by_columns=not self.by_columns,
         )
 

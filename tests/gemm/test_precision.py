@@ -106,7 +106,9 @@ def test_smallest_k_of_fp32_auto():
 
 AUTO_EXTENTS = [
     Extents(*extents)
-    for extents in itertools.product((1, 40, 256, 1000, 4096), (8, 384, 3000), (256, 1023, 1024, 65536), (1, 3, 100))
+    for extents in itertools.product(
+        (1, 40, 256, 1000, 4096), (8, 384, 3000), (256, 1023, 1024, 65536), (1, 3, 100), (False, True)
+    )
 ]
 
 
@@ -115,11 +117,14 @@ def test_fp32_auto_is_the_one_that_is_expected_to_be_faster():
     found = set()
     for extents in AUTO_EXTENTS:
         precision, words = auto_reason(extents, gpu_of((9, 0)))
-        m, n, k, _ = extents
-        vectors = heuristics.problem(
-            Product(dense("N", m, k), dense("N", k, n), dense("N", m, n)), gpu_of((9, 0))
-        ).vectors
-        wanted = [heuristics.Problem(*extents, vectors=vectors, precision=one) for one in ("ieee", "bf16x6")]
+        m, n, k, _, epilogue = extents
+        product = Product(dense("N", m, k), dense("N", k, n), dense("N", m, n))
+        dense_by_rows = heuristics.problem(product, gpu_of((9, 0)), "bf16x6")
+        read = {name: getattr(dense_by_rows, name) for name in ("vectors", "a_vectors", "b_vectors")}
+        read["b_vectors"] &= k % 4 == 0  # by columns, too
+        wanted = [
+            heuristics.Problem(*extents[:4], **read, epilogue=epilogue, precision=one) for one in ("ieee", "bf16x6")
+        ]
         exact, emulated = (heuristics.best(one).clocks for one in wanted)
         assert precision == ("bf16x6" if emulated < exact else "ieee"), extents
         assert f"bf16x6 is expected to take {emulated / 1980:.1f} us instead of {exact / 1980:.1f} us" in words.replace(
@@ -144,7 +149,7 @@ def test_fp32_auto_is_the_one_that_is_expected_to_be_faster():
     ],
 )
 def test_extents_by_which_fp32_auto_decides(a, b, epilogue, expected):
-    assert extents_of(a, b, epilogue) == expected
+    assert extents_of(a, b, epilogue) == (*expected, epilogue is not None)
     if 0 in expected:
         assert resolved("fp32_auto", Extents(*expected), gpu_of((9, 0))) == "ieee"
 

@@ -25,7 +25,11 @@ WIDE = ("128x256-c2p1",)
 TILES = ("128x128-c2p1", "64x128-c1p1", "64x64-c1p1")
 LONG = {  # for long sums only
     "persistent_bf16x6_64x96-c1p1",
-    *(f"rows_in_registers_bf16x6_{tile}_along4" for tile in ("128x64-c2p1", "64x64-c1p1")),
+    *(
+        f"rows_in_registers_bf16x6_{tile}_{way}4"
+        for tile in ("128x64-c2p1", "64x64-c1p1")
+        for way in ("along", "across")
+    ),
 }
 FUSED = {  # for short sums only
     f"fused_decomposition_bf16x6_stepwise_32x32x64-4x8-w32x32-k4-s3_{a}_{b}"

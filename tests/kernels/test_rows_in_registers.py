@@ -337,20 +337,20 @@ def test_rows_that_copies_can_read(layouts, k, pitch, steps, expected):
     batch = Batch((1, 1, 2), (0, 0, steps[0]), (0, 0, steps[1]), (0, 0, 1 << 20)) if any(steps) else ONE
     product = Product(a, b.transposed, dense("N", 67, 67), batch)
     wanted, turned = (heuristics.problem(one, SIMULATED_DEVICE, "bf16x6") for one in (product, product.transposed))
-    assert (wanted.a_rows, wanted.b_rows) == expected
-    assert (turned.a_rows, turned.b_rows) == expected[::-1]
-    assert (wanted.swapped.a_rows, wanted.swapped.b_rows) == expected[::-1]
+    assert (wanted.a_vectors, wanted.b_vectors) == expected
+    assert (turned.a_vectors, turned.b_vectors) == expected[::-1]
+    assert (wanted.swapped.a_vectors, wanted.swapped.b_vectors) == expected[::-1]
 
 
 @pytest.mark.parametrize("m", [64, 512, 8192])
 def test_choice(monkeypatch, m):
     monkeypatch.setattr(numba_gemm.gemm.precision, "SIMULATOR", False)
-    gate = Problem(m, 64, 3072, b_rows=False, precision="bf16x6")
+    gate = Problem(m, 64, 3072, b_vectors=False, precision="bf16x6")
     named = heuristics.named("rows_in_registers", gate)
     assert named.stage is ROWS
     assert "B decomposed first" in named.reason
     assert (named.partition is not None) == ("divided among" in named.reason)
-    for other in ({"a_rows": False}, {"n": 800}, {"precision": "bf16x3"}, {"k": 1000}):
+    for other in ({"a_vectors": False}, {"n": 800}, {"precision": "bf16x3"}, {"k": 1000}):
         assert ROWS not in {choice.stage for choice in heuristics.ranked(gate._replace(**other))}, other
     assert heuristics.ranked(gate._replace(aligned=False, vectors=False)) == heuristics.ranked(gate)
     found = heuristics.ranked(gate)
@@ -365,7 +365,7 @@ def test_choice(monkeypatch, m):
 def test_choice_of_the_transpose(monkeypatch, n):
     """If A has few rows and B is stored along K, A is decomposed; never with an epilogue."""
     monkeypatch.setattr(numba_gemm.gemm.precision, "SIMULATOR", False)
-    wanted = Problem(64, n, 3072, a_rows=False, b_rows=True, precision="bf16x6")
+    wanted = Problem(64, n, 3072, a_vectors=False, b_vectors=True, precision="bf16x6")
     found, turned = heuristics.ranked(wanted), heuristics.ranked(wanted.swapped._replace(by_columns=False))
     assert [one for one in found if one.swapped] == [one._replace(swapped=True) for one in turned if one.stage is ROWS]
     assert all(one.swapped == (one.stage is ROWS) for one in found)
@@ -373,7 +373,7 @@ def test_choice_of_the_transpose(monkeypatch, n):
     named = heuristics.named("rows_in_registers", wanted)
     assert named.swapped
     assert "computed as the transpose, A decomposed first" in named.reason
-    for other in ({"epilogue": True}, {"m": 129}, {"b_rows": False}, {"precision": "bf16x3"}, {"k": 1000}):
+    for other in ({"epilogue": True}, {"m": 129}, {"b_vectors": False}, {"precision": "bf16x3"}, {"k": 1000}):
         assert ROWS not in {choice.stage for choice in heuristics.ranked(wanted._replace(**other))}, other
     as_is = heuristics.named("rows_in_registers", wanted._replace(epilogue=True))
     assert (as_is.stage, as_is.swapped) == (ROWS, False)
@@ -382,7 +382,7 @@ def test_choice_of_the_transpose(monkeypatch, n):
 
 @given(
     st.tuples(*[st.integers(1, 1000) | st.integers(1, 20_000)] * 2, st.integers(1000, 20_000), st.integers(1, 9)),
-    st.fixed_dictionaries({name: st.booleans() for name in ("a_rows", "b_rows", "epilogue")}),
+    st.fixed_dictionaries({name: st.booleans() for name in ("a_vectors", "b_vectors", "epilogue")}),
 )
 def test_the_best_choice_is_the_first(extents, properties):
     with pytest.MonkeyPatch.context() as monkeypatch:
