@@ -28,7 +28,7 @@ TF32_TMA, ROWS, FUSED = (TENSOR_STAGES[name] for name in ("tf32_tma", "rows_in_r
 TIMED, ROWS_COLUMNS = ("bf16x6", (9, 0)), 768  # where `ROWS` and `FUSED` were timed; the most columns of `ROWS`
 TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
-SHORT_SUM = 128  # terms, up to which float32 multiply-adds are considered for any C
+SHORT_SUM = 128  # terms, up to which float32 multiply-adds are considered for any C where `TIMED`
 DECOMPOSING = 2.0  # factor by which decomposed operands must be expected to be faster than those of tensor maps
 ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
 
@@ -95,7 +95,7 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     stage = only or (TF32_TMA if wanted.tma else tensor_stage(wanted.cc))
     if stage is None:
         return []
-    m, n = _whole_tiles(wanted.m), _whole_tiles(wanted.n)
+    m, n = -(-wanted.m // TENSOR_TILE) * TENSOR_TILE, -(-wanted.n // TENSOR_TILE) * TENSOR_TILE
     k, matrices, precision, tma = wanted.k, wanted.matrices, wanted.precision, wanted.tma
     sm_count, clock_hz, bandwidth = wanted.sm_count, wanted.clock_hz, wanted.memory_bandwidth
     before, of_a = 0.0, 0 if stage is ROWS else matrices
@@ -119,7 +119,9 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
         others = [one for one in _ranked_tensor(wanted._replace(tma=""), None) if one.partition is not None]
         found = sorted(found + others, key=lambda one: one.clocks * (1.0 if one.partition is None else DECOMPOSING))
-    if only is None and _may_multiply_float32(wanted):
+    few = wanted.m <= FEW_COLUMNS or wanted.n <= FEW_COLUMNS or k <= SHORT_SUM
+    if only is None and few and (precision, wanted.cc) == TIMED:  # float32 multiply-adds are candidates, too
+        found = [_by_floats(one, wanted) for one in found[:most]]
         if most == 1:
             best_found = best_of_ladder(wanted, found[0].clocks)
             others = [] if best_found is None else [best_found]
@@ -129,14 +131,17 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     return found[:most]
 
 
-def _may_multiply_float32(wanted: Problem) -> bool:
-    """Return True if float32 multiply-adds with compensated sums are candidates beside tensor cores."""
-    few = wanted.m <= FEW_COLUMNS or wanted.n <= FEW_COLUMNS or wanted.k <= SHORT_SUM
-    return few and (wanted.precision, wanted.cc) == TIMED
-
-
-def _whole_tiles(extent: int) -> int:
-    return ceil_div(extent, TENSOR_TILE) * TENSOR_TILE
+def _by_floats(choice: Choice, wanted: Problem) -> Choice:
+    """Return a choice with the time that accesses by floats add, which decide against float32 multiply-adds."""
+    if choice.partition is not None:  # partial sums are written in pairs
+        return choice
+    m, n, k, matrices = wanted.m, wanted.n, wanted.k, wanted.matrices
+    in_pairs = wanted.aligned or (wanted.vectors and n % 2 == 0 and not wanted.by_columns)
+    in_vectors = wanted.vectors and (wanted.a_along or not wanted.b_along)
+    seconds = tensor_heuristics.by_floats_seconds(
+        choice.stage, choice.config, m, n, k, matrices, wanted.sm_count, in_pairs and not wanted.epilogue, in_vectors
+    )
+    return choice._replace(clocks=choice.clocks + seconds * wanted.clock_hz)
 
 
 def best(wanted: Problem) -> Choice:
@@ -148,7 +153,9 @@ def _rounded_up(wanted: Problem) -> Problem:
     """Return a problem of as many tiles, for which the choice is the same: extents are rounded up if they can be."""
     m, n, k, sm_count = wanted.m, wanted.n, wanted.k, wanted.sm_count
     if wanted.precision != IEEE:
-        return wanted if _may_multiply_float32(wanted) else Problem(_whole_tiles(m), _whole_tiles(n), *wanted[2:])
+        if (wanted.precision, wanted.cc) == TIMED and (m <= FEW_COLUMNS or n <= FEW_COLUMNS or wanted.k <= SHORT_SUM):
+            return wanted
+        return Problem(-(-m // TENSOR_TILE) * TENSOR_TILE, -(-n // TENSOR_TILE) * TENSOR_TILE, *wanted[2:])
     if m <= FEW_COLUMNS or n <= FEW_COLUMNS:
         return wanted
     tile, k_tile = common_divisors(wanted.cc)

@@ -344,7 +344,7 @@ def _kernels(name: str, precision: str, cc: tuple[int, int], usual: list[Product
         if stage is not None and one not in stage.precisions:
             continue
         if stage is None or (isinstance(stage, LadderStage) and stage.takes_partition):
-            if one == IEEE or tensor_stage(cc) is not None:
+            if one == IEEE or stage is not None or tensor_stage(cc) is not None:
                 yield from _chosen(name, one, cc, usual)
         elif isinstance(stage, LadderStage):
             yield from (_named(stage, one, stage.kernel_of(stage.configs[0], fit)) for fit in stage.fits)

@@ -15,7 +15,15 @@ from ..kernels.tensor_core import TENSOR_PRECISIONS, TensorPrecision
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage, precision_for
 from ..kernels.tensor_core.tma_stage import TmaStage
 
-__all__ = ["SPEEDS", "configs_for", "expected_seconds", "fused_seconds", "seconds_of", "tile_rates"]
+__all__ = [
+    "SPEEDS",
+    "by_floats_seconds",
+    "configs_for",
+    "expected_seconds",
+    "fused_seconds",
+    "seconds_of",
+    "tile_rates",
+]
 
 FIRST = itemgetter(0)
 
@@ -72,6 +80,10 @@ SPLIT_TILES = ((64, 64), (128, 64), (64, 128), (128, 128))
 # multiprocessor, for each term of a sum, and for each term of each tile. Fitted to 60 small and thin products on an
 # H200 (docs/experiments.md).
 FUSED_PRODUCT, FUSED_TILE, FUSED_TERM, FUSED_TILE_TERM = 1.2e-6, 0.5e-6, 1e-9, 8.3e-9
+# Seconds that a warpgroup's kernel takes for each element of a tile that it cannot write in pairs; and the factor by
+# which terms take `fused_decomposition` longer if it copies A and B float by float. Fitted to 100 random products of
+# bf16x6 with short sums on an H100.
+WRITE_ONE, FUSED_FLOATS = 0.65e-9, 1.5
 
 
 @lru_cache(maxsize=64)
@@ -187,6 +199,23 @@ def _rated(stage: Stage, precision: str, short: bool) -> tuple[TensorPrecision, 
         area = config.BM * config.BN
         found.append((config, *extents, area, rate * 1e12, *times, may_divide(stage, config, k)))
     return own, decomposed, slot_k, found
+
+
+def by_floats_seconds(
+    stage: Stage, config: Any, m: int, n: int, k: int, matrices: int, sm_count: int, in_pairs: bool, vectors: bool
+) -> float:
+    """Return the expected seconds that a bf16x6 product takes longer where C or operands are accessed by floats.
+
+    `in_pairs` is True if rows of C allow 64-bit accesses; tiles that reach beyond C are written by floats even so.
+    """
+    down, across = -(-m // config.BM), -(-n // config.BN)
+    if isinstance(stage, TensorStage):
+        tiles = matrices * (down * across - ((m // config.BM) * (n // config.BN) if in_pairs else 0))
+        return WRITE_ONE * config.BM * config.BN * (max(1.0, tiles / sm_count) if tiles else 0.0)
+    if vectors:
+        return 0.0
+    rounds, terms = -(-matrices * down * across // sm_count), -(-k // config.BK) * config.BK
+    return (FUSED_FLOATS - 1.0) * (FUSED_TERM + FUSED_TILE_TERM * rounds) * terms
 
 
 def fused_seconds(config: Any, m: int, n: int, k: int, matrices: int, sm_count: int) -> float:

@@ -287,8 +287,8 @@ def test_workspace_of_a_plan_by_tensor_maps_holds_decomposed_operands(torch, gpu
 @pytest.mark.parametrize("precision", ["bf16x6", "tf32"])
 def test_large_batch_needs_the_workspace_of_one_piece(gpu, precision):
     """Operands are decomposed in pieces of a limited size, one after another in the same memory."""
-    piece = plan(64, 128, 96, precision=precision, batch=65_535)
-    assert plan(64, 128, 96, precision=precision, batch=200_000).workspace_bytes == piece.workspace_bytes > 0
+    piece = plan(128, 128, 160, precision=precision, batch=65_535)
+    assert plan(128, 128, 160, precision=precision, batch=200_000).workspace_bytes == piece.workspace_bytes > 0
 
 
 @pytest.mark.parametrize("precision", ["ieee", "bf16x6", "fp16x3", "tf32", "bf16"])

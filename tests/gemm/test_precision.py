@@ -183,8 +183,8 @@ AGREE = "expected a stage and a precision that agree; change one of them"
     ("options", "words"),
     [
         (
-            {"stage": "stream_k", "precision": "bf16x6"},
-            f"precision is 'bf16x6' and stage is 'stream_k', which computes in ieee; {AGREE}",
+            {"stage": "stream_k", "precision": "bf16x3"},
+            f"precision is 'bf16x3' and stage is 'stream_k', which computes in ieee, bf16x6; {AGREE}",
         ),
         (
             {"stage": "naive", "precision": "tf32"},

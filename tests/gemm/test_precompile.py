@@ -85,20 +85,31 @@ EXPECTED = {
 def test_kernels_of_a_precision(precision, fetched):
     report = precompile(cc=H200, precision=precision)
     names = [name for name, _ in fetched]
-    assert set(names) == EXPECTED[precision]
-    assert len(names) == len(set(names)) == len(report), "each is fetched once"
+    compensated = {name for name in names if name.endswith("_compensated")}
+    assert set(names) - compensated == EXPECTED[precision]
+    assert {name.partition("_")[0] for name in compensated} == ({"stream", "thin"} if precision == "bf16x6" else set())
+    assert len(names) == len(set(names)) == len(report) <= 50, "each is fetched once"
     assert {cc for _, cc in fetched} == {H200}
     assert [one.origin for one in report] == ["cache"] + ["compiler"] * (len(report) - 1)
     for name, one in zip(names, report, strict=True):
         assert name.startswith(one.stage)
         assert one.config in name
-        assert (one.variant, one.cc) == (precision, H200)
-        assert bool(one.config) == (one.stage in TENSOR_STAGES), "kernels that prepare operands have no configuration"
+        assert one.cc == H200
+        assert name.endswith(one.variant) if name in compensated else one.variant == precision
+        assert bool(one.config) == (one.stage in STAGES), "kernels that prepare operands have no configuration"
 
 
 def test_tensor_cores_have_at_most_fifty_kernels(fetched):
+    """Beside those of float32 multiply-adds, which have compensated sums."""
     precompile(cc=H200, precision=TENSOR_PRECISIONS)
-    assert len(set(fetched)) == len(fetched) <= 50
+    assert len(set(fetched)) == len(fetched)
+    assert len([name for name, _ in fetched if not name.endswith("_compensated")]) <= 50
+
+
+def test_compensated_kernels_of_a_stage(fetched):
+    precompile("thin", H200, "bf16x6")
+    names = {name for name, _ in fetched}
+    assert names == {name for name in names if name.startswith("thin_") and name.endswith("_compensated")} != set()
 
 
 @pytest.mark.parametrize("precision", ["bf16x6", "tf32", "fp16x3"])

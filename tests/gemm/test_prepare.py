@@ -9,6 +9,7 @@ from support.operands import filled, layout_of
 
 from numba_gemm import explain, plan, prepare, tiled_sgemm
 from numba_gemm.gemm import product as products
+from numba_gemm.kernels.ladder.stage import FEW_TERMS
 from numba_gemm.kernels.product import Batch, Product, dense
 from numba_gemm.kernels.stage import Gpu
 from numba_gemm.kernels.step import MatrixAt, Slot
@@ -195,6 +196,24 @@ def test_parts_that_are_not_read(torch, gpu, vectors):
     told = explain(a, weights)
     assert (told.stage, told.launches, told.workspace_bytes) == ("fused_decomposition", 1, 0)
     assert told.microseconds == explain(a, b, precision="bf16x6").microseconds
+
+
+@pytest.mark.parametrize("extents", [(6000, 1, 2000), (2000, 16, 2000), (500, 600, 20), (500, 600, 3)])
+@pytest.mark.parametrize("vectors", [0, 1])
+def test_parts_that_float32_multiply_adds_do_not_read(torch, gpu, extents, vectors):
+    m, n, k = extents
+    a, b, bias = tensor(m, k), tensor(k, n), Tensor(on_boundary(filled(1, m)[0]))
+    options = {"epilogue": shift, "epilogue_args": (bias,)} if vectors else {}
+    kept_a, kept_b = prepare(a, "bf16x6", side="a"), prepare(b, "bf16x6")
+    with gpu.recording() as made:
+        for operands in ((a, b), (kept_a, kept_b), (kept_a, b), (a, kept_b), (kept_a, kept_b)):
+            tiled_sgemm(*operands, precision="bf16x6", **options)
+    assert len(made) == 5
+    for did in made:
+        assert did.kernel.startswith("thin" if k > 100 else "stream_k")
+        assert did.kernel.endswith("_compensated_shift" if vectors else "_compensated") == (k > FEW_TERMS)
+        assert (did.kernel, did.a, did.b, did.grid) == (made[0].kernel, made[0].a, made[0].b, made[0].grid)
+        assert not vectors or did.vector0[4] == bias.data_ptr()
 
 
 @pytest.mark.parametrize("sides", ["b", "a", "ab"])

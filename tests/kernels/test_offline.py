@@ -19,7 +19,7 @@ from support.offline import CompilerProcess, offline
 from numba_gemm.device.access import covers
 from numba_gemm.gemm.cost_model import RATES
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import TileConfig, Variant
+from numba_gemm.kernels.ladder.stage import TileConfig, Variant, compensates, covering
 from numba_gemm.kernels.stage import Stage
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 
@@ -248,6 +248,39 @@ def test_every_variant_stays_in_registers(name, config, variant):
     firsts = ASSEMBLED[name].items()
     cases = ((Case(stage, config, first, True, variant=variant), ccs) for first, ccs in firsts)
     check(chain.from_iterable(assemble_cases(*case) for case in cases), RESOURCES)
+
+
+COMPENSATED = [
+    (name, config) for name in ("thin", "stream_k") for config in STAGES[name].configs if compensates(config)
+]
+
+
+def compensated_cases(name: str, config: TileConfig, ways: Iterable[tuple[str, str]]) -> list[Case]:
+    """Return compensated variants with accesses to A and B, or the most general ones instead."""
+    stage, found = STAGES[name], dict[Variant, None]()
+    for way in ways:
+        able = [covering(config, extent) for extent in (config.BM, config.BN)]
+        a, b = (access if access in some else some[-1] for access, some in zip(way, able))
+        found[Variant(a, b, name == "stream_k" and way[1].endswith("4"), compensated=True)] = None
+    return [Case(stage, config, MAIN_CC, False, variant=variant) for variant in found]
+
+
+def check_compensated(batch: list[Case]) -> None:
+    claims = [one for one in CLAIMS if one is not accesses_are_as_wide_as_claimed]
+    check(compile_cases(batch), tuple(claims))
+
+
+def test_compensated_sums_stay_in_registers():
+    """The largest thread tiles of both stages, which have twice the accumulators."""
+    largest = [next(one for one in COMPENSATED if sums == one[1].TM * one[1].TN) for sums in (64, 32)]
+    check_compensated([one for found in largest for one in compensated_cases(*found, [("along4", "along4")])])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "config"), COMPENSATED, ids=lambda value: getattr(value, "name", value))
+def test_every_compensated_configuration_stays_in_registers(name, config):
+    ways = product(("along4", "across4", "along1", "any"), ("along4", "across4", "across1", "any"))
+    check_compensated(compensated_cases(name, config, ways))
 
 
 @pytest.mark.exhaustive

@@ -194,7 +194,7 @@ class PartitionLayout(NamedTuple):
     words: tuple[int, ...]
 
 
-FEW_TERMS = 7  # of a sum, which plain multiply-adds round no more often than compensated sums may err
+FEW_TERMS = 8  # of a sum, for which plain multiply-adds keep the bound, see `numba_gemm.device.compensated`
 
 
 def compensates(config: TileConfig) -> bool:

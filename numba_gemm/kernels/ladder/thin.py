@@ -10,8 +10,11 @@ Idea: such a product reads its operands once and computes little, so only the nu
     k of its rows and of its columns at a time. The lanes' sums are added once per tile, through shared memory. Tiles
     are shared between blocks as in stream_k; many parts of a sum are added in groups, by as many blocks, and then the
     groups' sums.
+    In "bf16x6", sums are compensated: a thread adds what it rounded off to its next four terms (see
+    `device.compensated`), and sums of lanes and of blocks are added in float64.
 Traffic: A and B once, if C is one tile; A once and BN/BM of its bytes for B, from the L2 cache, if it has more rows.
-Registers and shared memory: TM*TN accumulators and 4*TM floats of A; slots*(BM + BN + 2)*BK floats at most.
+Registers and shared memory: TM*TN accumulators, twice as many in "bf16x6", and 4*TM floats of A; slots*(BM + BN + 2)*BK
+    floats at most.
 Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.61, 1.57 and
     1.38 of a copy's bandwidth, 1.08, 2.07 and 1.84 of cuBLAS SGEMM.
 Limits: within a block, the start and end of a tile do not overlap with the next tile; the other blocks of the
@@ -35,7 +38,7 @@ from ...device.address import (
 )
 from ...device.async_copy import commit_group, wait_group
 from ...device.chunk_loader import chunk_loader
-from ...device.compensated import compensated_addition
+from ...device.compensated import compensated_sums
 from ...device.matrix import shifted
 from ...device.partition import (
     arrive,
@@ -104,9 +107,10 @@ def build(config, variant):
     AT_ONCE = max(1, 32 // RESULTS)  # parts of a sum that are read at once, limited by registers
     store = element_store(variant.epilogue)
     COMPENSATED = variant.compensated
-    BOUNDS = (THREADS,) if COMPENSATED and SUMS >= 32 else config.launch_bounds  # registers for twice the sums
+    DOUBLED = COMPENSATED and SUMS >= 32  # many more sums than fit the registers of min_blocks blocks
+    BOUNDS = (THREADS,) if DOUBLED else config.launch_bounds
     TOTALS = (TM, TN) if COMPENSATED else (1, 1)
-    add_exactly = compensated_addition(TM, TN)
+    clear, add_exactly, finish = compensated_sums(TM, TN)
     wide = float64 if COMPENSATED else float32  # sums of lanes and of blocks
     PART = BM * BN * (2 if COMPENSATED else 1)  # floats per part of a tile's sums: one or two per sum
     require(
@@ -226,8 +230,8 @@ def build(config, variant):
             for r in range(TM):
                 for j in range(TN):
                     acc[r, j] = float32(0)
-                    if COMPENSATED:
-                        total[r, j] = float32(0)
+            if COMPENSATED:
+                clear(total)
             k0 = int64(first) * BK
             rest = int32(min(int64(last) * BK, int64(k)) - k0)  # number of k left from the next chunk to copy on
             left = uint32(last - first)  # chunks
@@ -269,10 +273,10 @@ def build(config, variant):
 
             wait_group(0)
             cuda.syncthreads()  # no copy is in flight and no chunk is being read when the sums overwrite them
+            if COMPENSATED:
+                finish(total, acc)
             for r in range(TM):
                 for j in range(TN):
-                    if COMPENSATED:
-                        acc[r, j] += total[r, j]
                     shared_store1(tiles, uint32(start + 4 * (tid + (r * TN + j) * SUMS_PITCH)), acc[r, j])
             cuda.syncthreads()  # all threads have stored their sums before any adds them
             for i in range(RESULTS):

@@ -1,0 +1,152 @@
+"""bf16x6 by float32 multiply-adds: the products for which they are chosen, and with which kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numba_gemm.gemm.cost_model import RATES, Costs
+from numba_gemm.gemm.explain import explain_shape
+from numba_gemm.gemm.heuristics import FUSED, Problem, best, choose, named, problem, ranked
+from numba_gemm.gemm.precompile import model_of
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import FEW_TERMS, LadderStage, compensates
+from numba_gemm.kernels.product import Layout, Product, dense
+from numba_gemm.kernels.tensor_core.stage import TensorStage
+from numba_gemm.simulator.switch import SIMULATOR
+
+if SIMULATOR:
+    pytest.skip("the simulator has no tensor cores to choose", allow_module_level=True)
+
+H100 = dataclasses.replace(model_of((9, 0)), memory_bandwidth=3.35e12)
+extents = st.one_of(st.integers(1, 40), st.integers(1, 300), st.integers(1, 20_000))
+problems = st.builds(
+    lambda **given: Problem(**given, precision="bf16x6", memory_bandwidth=3.35e12),
+    m=extents,
+    n=extents,
+    k=extents,
+    matrices=st.sampled_from([1, 1, 7, 300]),
+    aligned=st.booleans(),
+    vectors=st.booleans(),
+    a_along=st.booleans(),
+    b_along=st.booleans(),
+    by_columns=st.booleans(),
+    epilogue=st.booleans(),
+    cc=st.sampled_from([(9, 0), (8, 9)]),
+)
+
+
+def product_of(m: int, n: int, k: int, layout: str = "NN", odd: bool = False) -> Product:
+    """Dense operands, or with `odd` such as start one element after an aligned address and have an odd pitch."""
+    a, b, c = dense(layout[0], m, k), dense(layout[1], k, n), dense("N", m, n)
+    return Product(*(_odd(x) if odd else x for x in (a, b, c)))
+
+
+def _odd(x: Layout) -> Layout:
+    if x.by_columns:
+        return _odd(x.transposed).transposed
+    return x._replace(row_stride=4 * (x.cols // 2 * 2 + 1), offset=4)
+
+
+@given(problems)
+def test_the_choice_is_the_first_candidate(wanted):
+    found = ranked(wanted)
+    assert best(wanted) == found[0]
+    assert choose(wanted)._replace(reason="") == found[0]
+    by_float32 = [one for one in found if isinstance(one.stage, LadderStage)]
+    few = min(wanted.m, wanted.n) <= 32 or wanted.k <= 128
+    assert bool(by_float32) == (few and wanted.cc == (9, 0))
+    for one in by_float32:
+        assert one.precision == "bf16x6"
+        assert not (one.swapped and wanted.epilogue)
+        assert wanted.k <= FEW_TERMS or compensates(one.config)
+        if wanted.k > FEW_TERMS and one.config.lanes_k == 1:
+            assert one.partition.whole == one.partition.blocks, "blocks do not share sums"
+
+
+# Products at which tensor cores were measured to wait, on an H100: 0.2 to 0.5 of cuBLAS SGEMM.
+@pytest.mark.parametrize(
+    ("shape", "layout", "odd", "stage"),
+    [
+        ((1, 6053, 2830), "NN", False, "thin"),
+        ((1826, 1, 8611), "NT", True, "thin"),
+        ((8203, 3, 7281), "TN", False, "thin"),
+        ((17759, 7, 15937), "TT", False, "thin"),
+        ((1034, 6953, 2), "NN", True, "stream_k"),
+        ((17315, 130, 5), "NN", False, "stream_k"),
+        ((13637, 13658, 19), "TT", True, "stream_k"),
+        ((512, 2833, 83), "NT", True, "stream_k"),
+        ((9171, 86, 4), "NN", False, "stream_k"),
+    ],
+)
+def test_thin_products_and_short_sums(shape, layout, odd, stage):
+    product = product_of(*shape, layout, odd)
+    choice = best(problem(product, H100, "bf16x6"))
+    assert choice.stage is STAGES[stage]
+    (kernel,) = choice.kernels(product, H100.gpu)
+    assert kernel.variant.compensated == (shape[2] > FEW_TERMS)
+    if shape[2] <= FEW_TERMS:
+        float32 = best(problem(product, H100))
+        assert choice._replace(precision="ieee") == float32
+        assert [kernel] == float32.kernels(product, H100.gpu)
+    for others in ({"precision": "bf16x9"}, {"cc": (8, 9)}):
+        wanted = problem(product, H100, "bf16x6")._replace(**others)
+        assert not isinstance(best(wanted).stage, LadderStage)
+
+
+@pytest.mark.parametrize("shape", [(4096, 4096, 4096), (256, 256, 1024), (64, 64, 512), (4096, 4096, 120)])
+def test_other_products_stay_on_tensor_cores(shape):
+    assert not isinstance(best(problem(product_of(*shape), H100, "bf16x6")).stage, LadderStage)
+
+
+# Microseconds of `persistent` as measured on an H100, which the model underestimated by a factor of 1.5 to 3.
+@pytest.mark.parametrize(
+    ("shape", "layout", "odd", "measured"),
+    [
+        ((1034, 6953, 2), "NN", True, 66.6),
+        ((13637, 13658, 19), "TT", True, 1583),
+        ((4929, 15608, 8), "TT", True, 652),
+        ((3336, 1584, 5), "TN", True, 51.4),
+        ((16334, 2459, 6), "TN", True, 316),
+        ((17315, 130, 5), "NN", False, 31.6),
+        ((125, 5022, 6), "NT", False, 11.8),
+        ((1639, 18893, 12), "NT", True, 107),
+    ],
+)
+def test_c_that_is_written_by_floats_takes_longer(shape, layout, odd, measured):
+    wanted = problem(product_of(*shape, layout, odd), H100, "bf16x6")
+    found = next(one for one in ranked(wanted) if isinstance(one.stage, TensorStage))
+    assert 0.6 <= found.clocks / H100.clock_hz * 1e6 / measured <= 2
+
+
+def test_operands_that_are_read_by_floats_take_longer():
+    odd, even = (
+        next(one for one in ranked(problem(product_of(28, 1000, 600, odd=odd), H100, "bf16x6")) if one.stage is FUSED)
+        for odd in (True, False)
+    )
+    assert 1.3 * even.clocks < odd.clocks < 1.5 * even.clocks
+
+
+@pytest.mark.parametrize("key", [key for key in RATES if key[0] in ("thin", "stream_k")])
+def test_compensated_sums_are_expected_to_take_longer(key):
+    stage = STAGES[key[0]]
+    config = next(one for one in stage.configs if key[1:] == (one.BM, one.BN, one.BK))
+    plain, compensated = (Costs(stage, config, RATES[key], (9, 0), 132, True, True, one) for one in (False, True))
+    assert compensated.rate.resident <= plain.rate.resident
+    times = [one.clocks(100, 50, [(100, 100)])[0][0] for one in (plain, compensated)]
+    assert times[0] < times[1] < 4 * times[0]
+
+
+def test_reasons_tell_the_arithmetic():
+    told = explain_shape(8192, 1, 4096, precision="bf16x6", cc=(9, 0))
+    assert told.stage == "thin"
+    assert "float32 multiply-adds with compensated sums; expected to take" in told.reason
+    assert "decomposed" not in str(told)
+    assert told.launches == 1
+    assert "float32 multiply-adds; expected" in explain_shape(8192, 1000, 3, precision="bf16x6", cc=(9, 0)).reason
+    wanted = Problem(8192, 1, 4096, precision="bf16x6")
+    assert named("thin", wanted).selected == best(wanted).selected
+    assert named("thin", wanted).reason.startswith("stage thin was asked for; ")
