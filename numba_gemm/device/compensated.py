@@ -30,12 +30,20 @@ from ..simulator.switch import device_function
 
 
 @lru_cache(maxsize=64)
-def compensated_addition(rows: int, columns: int):
-    """Return a device function that adds the chunks ``acc`` of a thread tile to ``total``.
+def compensated_sums(rows: int, columns: int):
+    """Return device functions for a thread tile: its chunks ``acc`` and its ``total``.
 
-    It leaves in ``acc`` what it rounded off, where the next chunk starts. After infinity or NaN, that is zero: the
-    difference of two infinities would make NaN of an infinite sum.
+    - ``clear(total)`` begins sums;
+    - ``add_exactly(total, acc)`` adds the chunks, and leaves in ``acc`` what it rounded off, where the next chunk
+      starts. After infinity or NaN, that is zero: the difference of two infinities would make NaN of an infinite sum;
+    - ``finish(total, acc)`` sets ``acc`` to the sums.
     """
+
+    @device_function
+    def clear(total):
+        for i in range(rows):
+            for j in range(columns):
+                total[i, j] = float32(0)
 
     @device_function
     def add_exactly(total, acc):
@@ -46,4 +54,10 @@ def compensated_addition(rows: int, columns: int):
                 acc[i, j] = rest if abs(larger) < float32(inf) else float32(0)
                 total[i, j] = larger
 
-    return add_exactly
+    @device_function
+    def finish(total, acc):
+        for i in range(rows):
+            for j in range(columns):
+                acc[i, j] += total[i, j]
+
+    return clear, add_exactly, finish

@@ -8,7 +8,7 @@ from typing import Any
 from ..kernels import STAGES
 from ..kernels.ladder.stage import LadderStage, TileConfig
 from ..kernels.product import Product, dense
-from ..kernels.stage import Stage
+from ..kernels.stage import IEEE, Stage
 from ..kernels.step import Kernel
 from ..kernels.tensor_core.config import WarpConfig, WarpgroupConfig
 from ..models import occupancy as counting
@@ -93,7 +93,8 @@ def occupancy(
 def usual_kernel(stage: Stage, config: Any, precision: str, aligned: bool = True) -> Kernel:
     """Return a stage's kernel for operands that are stored by rows, aligned or not."""
     if isinstance(stage, LadderStage):
-        return stage.usual_kernel(config, aligned)
+        kernel = stage.usual_kernel(config, aligned)
+        return kernel if precision == IEEE else stage.kernel_of(config, kernel.variant._replace(compensated=True))
     layout = dense("N", LARGE, LARGE)
     return stage.kernel(config, Product(layout, layout, layout), precision)
 

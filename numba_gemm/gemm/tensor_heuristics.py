@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from ..device.units import FLOAT32_BYTES
+from ..kernels.ladder.stage import LadderStage, compensates
 from ..kernels.stage import Partition, Stage
 from ..kernels.tensor_core import TENSOR_PRECISIONS, TensorPrecision
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage, precision_for
@@ -106,7 +107,9 @@ def may_divide(stage: Stage, config: Any, k: int) -> bool:
 
 
 def configs_for(stage: Stage, precision: str, k: int) -> list[Any]:
-    """Return the configurations of a tensor-core stage that compute in a precision."""
+    """Return the configurations of a stage that compute in a precision of tensor cores."""
+    if isinstance(stage, LadderStage):
+        return [config for config in stage.configs if compensates(config)]
     if not isinstance(stage, TensorStage):
         return list(stage.configs)
     if not stage.complete:

@@ -98,16 +98,16 @@ def test_kernels_of_a_precision(precision, fetched):
     for name, one in zip(names, report, strict=True):
         assert name.startswith(one.stage)
         assert one.config in name
-        assert one.variant == precision or name in compensated
         assert one.cc == H200
+        assert name.endswith(one.variant) if name in compensated else one.variant == precision
         assert bool(one.config) == (one.stage in STAGES), "kernels that prepare operands have no configuration"
 
 
-def test_tensor_cores_have_at_most_fifty_kernels(fetched):
+def test_tensor_cores_have_few_kernels(fetched):
     """Beside those of float32 multiply-adds, which have compensated sums."""
     precompile(cc=H200, precision=TENSOR_PRECISIONS)
     assert len(set(fetched)) == len(fetched)
-    assert len([name for name, _ in fetched if not name.endswith("_compensated")]) <= 50
+    assert len([name for name, _ in fetched if not name.endswith("_compensated")]) <= 52
 
 
 def test_compensated_kernels_of_a_stage(fetched):

@@ -185,7 +185,7 @@ def test_plan(torch, gpu):
 @pytest.mark.parametrize("vectors", [0, 1])
 def test_parts_that_are_not_read(torch, gpu, vectors):
     """Small products are decomposed where they are multiplied, prepared or not: the bits are the same."""
-    a, b = tensor(64, 96), tensor(96, 128)
+    a, b = tensor(64, 200), tensor(200, 128)
     weights, bias = prepare(b, "bf16x6"), Tensor(on_boundary(filled(1, 128)[0]))
     options = {"epilogue": shift, "epilogue_args": (bias,)} if vectors else {}
     with gpu.recording() as made:

@@ -179,14 +179,13 @@ def test_repeated_call_launches_what_the_full_check_launches(torch, gpu, checked
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "pieces"])
 @pytest.mark.parametrize(
-    ("precision", "k", "stage"),
-    [
-        *((one, 9002, "persistent") for one in PRECISIONS if one not in ("ieee", "tf32")),
-        ("bf16x6", 9000, "rows_in_registers"),  # the transpose if B is stored by columns; not if only A is
-    ],
+    ("precision", "k"), [*((one, 9002) for one in PRECISIONS if one not in ("ieee", "tf32")), ("bf16x6", 9000)]
 )
-def test_repeated_call_of_divided_sums(torch, gpu, checked, monkeypatch, precision, k, stage, case):
-    """Partial sums lie behind the parts of the operands; the last launch takes all else."""
+def test_repeated_call_of_divided_sums(torch, gpu, checked, monkeypatch, precision, k, case):
+    """Partial sums lie behind the parts of the operands; the last launch takes all else.
+
+    In bf16x6, `rows_in_registers` reads A or, without an epilogue, the transpose of B.
+    """
     monkeypatch.setattr(sys.modules[__name__], "K", k)
     call = CASES[case]
     call.prepare(precision)
@@ -202,12 +201,15 @@ def test_repeated_call_of_divided_sums(torch, gpu, checked, monkeypatch, precisi
     *before, multiplies, adds = full
     assert [did.overlaps for did in full] == [False] + [True] * (len(full) - 1)
     assert len(before) == (2 if precision == "fp16x3" else 1)
-    assert multiplies.kernel.startswith(f"{'persistent' if case == 'TN' else stage}_{precision}_")
-    swapped = stage == "rows_in_registers" and case in ("NT", "TT")
+    by_rows = multiplies.kernel.startswith(f"rows_in_registers_{precision}_")
+    assert by_rows or multiplies.kernel.startswith(f"persistent_{precision}_")
+    assert by_rows == (precision == "bf16x6" and (k == 9000 or (case != "NT" and not call.vectors)))
     assert adds.kernel.startswith("add_partials")
     assert (multiplies.alpha, multiplies.beta) == (1.0, 0.0)
     (a, b, c), vectors = kept[1]
     assert (adds.alpha, adds.beta, adds.c[0]) == (-1.5, 0.25, c.data_ptr())
+    swapped = adds.a[0] == b.data_ptr()
+    assert not swapped or (by_rows and not call.vectors)
     assert (adds.a[0], adds.b[0]) == ((b.data_ptr(), a.data_ptr()) if swapped else (a.data_ptr(), b.data_ptr()))
     assert multiplies.c == adds.partials
     decomposes = before[-1]

@@ -85,6 +85,20 @@ def test_terms_that_plain_sums_lose(name: str) -> None:
     assert abs(got - exact) <= U * exact < abs(plain - exact)
 
 
+@pytest.mark.parametrize("by_floats", [False, True])
+@pytest.mark.parametrize("name", TILES)
+def test_chunks_have_four_terms(name: str, by_floats: bool) -> None:
+    """A one and all terms after it, each half a unit in its last place: only three of its chunk are lost."""
+    k = 2 * TILES[name].BK
+    a, b = np.zeros((k // 4, k + by_floats), np.float32)[:, :k], np.ones((k, 4), np.float32)
+    if by_floats:  # copies are spread over the first k-steps
+        b = np.ones((4, k + 1), np.float32)[:, :k].T
+    for i in range(k // 4):
+        a[i, 4 * i], a[i, 4 * i + 1 :] = 1.0, U
+    errors = np.abs(multiply(TILES[name], a, b) - a.astype(float) @ b.astype(float))
+    assert errors.max() <= 4 * U
+
+
 def test_plain_sums_grow_where_compensated_ones_do_not() -> None:
     k = 12_000
     a, b = np.full((1, k), 1 / 3, np.float32), np.full((k, 1), 0.7, np.float32)

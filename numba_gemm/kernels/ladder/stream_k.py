@@ -23,7 +23,7 @@ from numba import cuda, float32, int32, int64, uint32
 from ...device.access import covers
 from ...device.address import col_step, pinned, shared_address, shared_load4, transposed
 from ...device.async_copy import commit_group, wait_group
-from ...device.compensated import compensated_addition
+from ...device.compensated import compensated_sums
 from ...device.matrix import shifted
 from ...device.outer_product import outer_product
 from ...device.partition import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
@@ -79,9 +79,10 @@ def build(config, variant):
     multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
     store_partial_row, load_partial_row = row_partial(TN, THREADS, BM * BN)
     COMPENSATED = variant.compensated
-    BOUNDS = (THREADS,) if COMPENSATED and TM * TN >= 32 else config.launch_bounds  # registers for twice the sums
+    DOUBLED = COMPENSATED and TM * TN >= 32  # many more sums than fit the registers of min_blocks blocks
+    BOUNDS = (THREADS,) if DOUBLED else config.launch_bounds
     TOTALS = (TM, TN) if COMPENSATED else (1, 1)
-    add_exactly = compensated_addition(TM, TN)
+    clear, add_exactly, finish = compensated_sums(TM, TN)
     AT_ONCE = max(1, 64 // (TM * TN))  # parts of a sum that are read at once, limited by registers
     store_row = row_store(TN, 4 * LANES_N, variant.c_aligned)
     # Without an epilogue, small tiles are stored faster directly.
@@ -162,8 +163,8 @@ def build(config, variant):
             for i in range(TM):
                 for j in range(TN):
                     acc[i, j] = float32(0)
-                    if COMPENSATED:
-                        total[i, j] = float32(0)
+            if COMPENSATED:
+                clear(total)
             # Only the first tile along k may be partial.
             narrow = k - (int64(k_tiles) - 1) * BK
             k0 = int64(0) if first == uint32(0) else narrow + (int64(first) - 1) * BK
@@ -234,11 +235,9 @@ def build(config, variant):
                 multiply(a_odd, b_odd, acc)
                 if COMPENSATED:
                     add_exactly(total, acc)
+            if COMPENSATED:
+                finish(total, acc)
 
-            if COMPENSATED:  # sums that blocks share are not
-                for i in range(TM):
-                    for j in range(TN):
-                        acc[i, j] += total[i, j]
             complete = True
             if uint32(last - first) < k_tiles:
                 lead = owner(partition, uint32(index * k_tiles))

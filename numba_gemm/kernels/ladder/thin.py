@@ -38,7 +38,7 @@ from ...device.address import (
 )
 from ...device.async_copy import commit_group, wait_group
 from ...device.chunk_loader import chunk_loader
-from ...device.compensated import compensated_addition
+from ...device.compensated import compensated_sums
 from ...device.matrix import shifted
 from ...device.partition import (
     arrive,
@@ -107,9 +107,10 @@ def build(config, variant):
     AT_ONCE = max(1, 32 // RESULTS)  # parts of a sum that are read at once, limited by registers
     store = element_store(variant.epilogue)
     COMPENSATED = variant.compensated
-    BOUNDS = (THREADS,) if COMPENSATED and SUMS >= 32 else config.launch_bounds  # registers for twice the sums
+    DOUBLED = COMPENSATED and SUMS >= 32  # many more sums than fit the registers of min_blocks blocks
+    BOUNDS = (THREADS,) if DOUBLED else config.launch_bounds
     TOTALS = (TM, TN) if COMPENSATED else (1, 1)
-    add_exactly = compensated_addition(TM, TN)
+    clear, add_exactly, finish = compensated_sums(TM, TN)
     wide = float64 if COMPENSATED else float32  # sums of lanes and of blocks
     PART = BM * BN * (2 if COMPENSATED else 1)  # floats per part of a tile's sums: one or two per sum
     require(
@@ -229,8 +230,8 @@ def build(config, variant):
             for r in range(TM):
                 for j in range(TN):
                     acc[r, j] = float32(0)
-                    if COMPENSATED:
-                        total[r, j] = float32(0)
+            if COMPENSATED:
+                clear(total)
             k0 = int64(first) * BK
             rest = int32(min(int64(last) * BK, int64(k)) - k0)  # number of k left from the next chunk to copy on
             left = uint32(last - first)  # chunks
@@ -272,10 +273,10 @@ def build(config, variant):
 
             wait_group(0)
             cuda.syncthreads()  # no copy is in flight and no chunk is being read when the sums overwrite them
+            if COMPENSATED:
+                finish(total, acc)
             for r in range(TM):
                 for j in range(TN):
-                    if COMPENSATED:
-                        acc[r, j] += total[r, j]
                     shared_store1(tiles, uint32(start + 4 * (tid + (r * TN + j) * SUMS_PITCH)), acc[r, j])
             cuda.syncthreads()  # all threads have stored their sums before any adds them
             for i in range(RESULTS):
