@@ -27,8 +27,8 @@ class Problem(NamedTuple):
     a_along, b_along : bool
         True if k is the contiguous axis of A, and of B.
     a_vectors, b_vectors : bool
-        True if `rows_in_registers` computes in the precision, and 16-byte copies can read A, and B, along the contiguous
-        axis, whatever its extent.
+        True if `rows_in_registers` computes in the precision, and 16-byte copies can read A, and B, along their
+        contiguous axis, whatever its extent.
     by_columns : bool
         True if C is stored by columns.
     epilogue : bool
