@@ -107,6 +107,7 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
     ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2),
     ("stream_k", 64, 128, 16): Rate(0.789, alone=1035, resident=3, floats=1.11),
     ("stream_k", 64, 64, 16): Rate(0.626, alone=780, resident=4, floats=1.09),
+    ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07),
     ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02),
     ("stream_k", 256, 16, 16): Rate(0.5, alone=1300, resident=3, along=False),
     # For a C of few columns, with an A whose contiguous axis is k, and with any other.

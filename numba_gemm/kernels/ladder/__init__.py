@@ -172,6 +172,7 @@ RECORDS = (
             _moving(128, 128, 16, 8, 16, 64, 64, min_blocks=2),
             _moving(64, 128, 16, 8, 8, 32, 64, min_blocks=3),
             _moving(64, 64, 16, 8, 4, 32, 32, min_blocks=4),
+            _moving(32, 64, 16, 8, 4, 32, 32, min_blocks=8),
             _moving(32, 32, 16, 4, 4, 16, 32, min_blocks=8),
             _moving(256, 16, 16, 8, 4, 64, 16, min_blocks=3),
         ),

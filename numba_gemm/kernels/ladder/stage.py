@@ -198,9 +198,9 @@ FEW_TERMS = 8  # of a sum, for which plain multiply-adds keep the bound, see `nu
 
 
 def compensates(config: TileConfig) -> bool:
-    """Return True if a configuration has registers for compensated sums."""
-    most = 64 if config.lanes_k > 1 and config.BM > config.BN else 32
-    return most >= config.TM * config.TN
+    """Return True if a configuration is used with compensated sums, for which it has registers; tiles are square."""
+    sums, in_lanes = config.TM * config.TN, config.lanes_k > 1
+    return sums <= 32 if config.BM == config.BN else in_lanes and sums <= (64 if config.BM > config.BN else 32)
 
 
 def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
@@ -211,7 +211,7 @@ def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     a = access_of(of_a, product.a, batch.a[0] | batch.a[1] | batch.a[2])
     b = access_of(covering(config, config.BN), product.b.transposed, batch.b[0] | batch.b[1] | batch.b[2])
     aligned = product.c.aligned and (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES == 0
-    small, in_lanes = config.BM * config.BN <= 64 * 64, config.lanes_k > 1
+    small, in_lanes = config.BM * config.BN <= 64 * 128, config.lanes_k > 1
     if small and not in_lanes and b[-1] == "1":  # then A by floats, too, and the other way round: fewer kernels
         a = a.replace("4", "1")
     if small and a[-1] == "1":

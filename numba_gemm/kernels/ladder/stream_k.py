@@ -54,7 +54,7 @@ def build(config, variant):
             "copies cover A's tile": covers(variant.a, BM, BK, THREADS),
             "copies cover B's tile": covers(variant.b, BN, BK, THREADS),
             "two slots": config.slots == 2,
-            "compensated sums: at most 32 per thread": compensates(config) or not variant.compensated,
+            "compensated sums: square tiles, at most 32 per thread": compensates(config) or not variant.compensated,
             "pads % 4 == 0": config.pad % 4 == 0 and config.pad_b % 4 == 0,
             "dynamic shared memory": config.dynamic,
             "a staged C fits into the tiles": FLOAT32_BYTES * (THREADS // WARP) * WARP_FLOATS <= 2 * SLOT,
