@@ -182,7 +182,7 @@ def test_tiles_do_not_share_sums() -> None:
         multiply(TILES["4x4"], a, np.ones((64, 8), np.float32), partition=Partition(2, 0))
     config = _moving(64, 128, 16, 8, 8, 32, 64)
     assert not compensates(config)
-    with pytest.raises(ValueError, match="compensated sums: at most 32 per thread"):
+    with pytest.raises(ValueError, match="compensated sums: square tiles, at most 32 per thread"):
         multiply(config, a, np.ones((64, 8), np.float32))
 
 
