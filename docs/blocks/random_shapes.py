@@ -1,6 +1,6 @@
 """Blocks of the page of benchmarks: random shapes, and router gates."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import geometric_mean
 from typing import Any
 
@@ -19,9 +19,18 @@ COMPARED = {
 }
 
 
-def random_products(found: Published) -> str:
+FOLDERS = ("../../h100", "")  # of the newest run on each GPU, relative to the results of one
+
+
+def on_each_gpu(block: Callable[[Published, str], str]) -> Callable[[Published], str]:
+    """Return the block of all GPUs, given that of one folder."""
+    return lambda found: "\n\n".join(block(found, folder) for folder in FOLDERS)
+
+
+@on_each_gpu
+def random_products(found: Published, folder: str) -> str:
     """Table of the speeds at random shapes, by precision, with the worst shapes."""
-    rows, how = found.measured("random_products")
+    rows, how = found.measured("random_products", folder=folder)
     lines = []
     for ratio, what in COMPARED.items():
         worst = sorted(rows, key=lambda row: float(row[ratio]))[:WORST]
@@ -30,7 +39,9 @@ def random_products(found: Published) -> str:
         lines.append([what, significant(mean), f"≥ {LEAST[ratio]:g}", f"{below} of {len(rows)}", named])
     headers = ["speed", "geometric mean", "required of each", "shapes below that", f"the {WORST} least"]
     made = Table("", headers, lines, left=[headers[0], headers[-1]]).markdown()
-    return "\n\n".join([made, missed(RANDOM_PRODUCTS.claims(pd.DataFrame(rows))), source(how)])
+    return "\n\n".join(
+        [f"{how['gpu']['name']}:", made, missed(RANDOM_PRODUCTS.claims(pd.DataFrame(rows))), source(how)]
+    )
 
 
 def described(row: Mapping[str, Any], ratio: str) -> str:
@@ -39,9 +50,10 @@ def described(row: Mapping[str, Any], ratio: str) -> str:
     return f"`{shape}{'' if row['aligned'] else ' unaligned'}`: {significant(row[ratio])}"
 
 
-def router_gates(found: Published) -> str:
+@on_each_gpu
+def router_gates(found: Published, folder: str) -> str:
     """Table of the speeds of router gates over PyTorch, by tokens and experts."""
-    rows, how = found.measured("router_gates")
+    rows, how = found.measured("router_gates", folder=folder)
     frame = pd.DataFrame(rows)
     least, most = (
         frame.pivot_table(index="m", columns="n", values="auto_ratio", aggfunc=name) for name in ("min", "max")
@@ -52,5 +64,6 @@ def router_gates(found: Published) -> str:
     ]
     made = Table("", ["tokens (M)", *(f"{n} experts (N)" for n in least.columns)], lines).markdown()
     depths = " and ".join(f"{k:,}" for k in sorted(frame["k"].unique()))
-    said = f"Speed of `fp32_auto` over PyTorch in float32, for widths (K) of {depths} and both types of activations:"
+    name = how["gpu"]["name"]
+    said = f"{name}, speed of `fp32_auto` over PyTorch in float32; K of {depths}, and both types of activations:"
     return "\n\n".join([said, made, missed(ROUTER_GATES.claims(frame)), source(how)])

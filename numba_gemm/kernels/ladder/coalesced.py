@@ -7,7 +7,7 @@ Traffic: the same 2*M*N*K floats are requested, in 5 sectors per warp and step i
 Registers and shared memory: one accumulator; none.
 Measured: 6.46 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.13 of cuBLAS SGEMM and 12.97 times naive.
 Limits: two loads per multiply-add. The load unit accepts one request per clock, and loads and their address arithmetic
-    fill most issue slots.
+    fill most issue slots. "auto" chooses it where that does not matter: for few elements of C with short sums.
 """
 
 from numba import cuda, float32

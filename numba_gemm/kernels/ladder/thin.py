@@ -19,7 +19,7 @@ Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgem
     1.38 of a copy's bandwidth, 1.08, 2.07 and 1.84 of cuBLAS SGEMM.
 Limits: within a block, the start and end of a tile do not overlap with the next tile; the other blocks of the
     multiprocessor hide that latency. Operands that are not 16-byte aligned are copied float by float. "auto" considers
-    this stage for up to 32 rows or columns of C.
+    this stage for a C of few rows or columns.
 """
 
 from functools import lru_cache
