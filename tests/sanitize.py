@@ -19,7 +19,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -117,9 +117,25 @@ def cases_of(stage: Any, config: Any) -> Iterator[Case]:
     yield Case(stage, config, (m + 13, odd, 4 * k + 3), (OFF, OFF, OFF), 7)
     yield Case(stage, config, (m + 13, odd, 4 * k + 3), (COLUMNS_OFF, COLUMNS_OFF, ROWS), 5, whole=1)
     yield Case(stage, config, (m + 13, odd, 2 * k + 3), (SPACED, SPACED, SPACED), 8)
-    yield Case(stage, config, (m // 2, even, 2 * k), (ROWS, ROWS, ROWS), 5, whole=2, batch=batch, epilogue=epilogue)
+    few = max(m // 2, 1)
+    yield Case(stage, config, (few, even, 2 * k), (ROWS, ROWS, ROWS), 5, whole=2, batch=batch, epilogue=epilogue)
     yield Case(stage, config, (m + 13, odd, 4 * k + 3), (OFF, OFF, OFF), 3, epilogue=epilogue)
     yield Case(stage, config, (1, 3, 1), (ROWS, ROWS, ROWS), 1)
+
+
+def compensated_cases_of(stage: Any, config: Any, precision: str) -> Iterator[Case]:
+    """Yield cases of a configuration with compensated sums; only `thin` shares these among blocks."""
+    from numba_gemm.device.units import ceil_div
+    from numba_gemm.kernels.ladder.stage import FEW_TERMS
+
+    for case in cases_of(stage, config):
+        m, n, k = case.shape
+        if k > FEW_TERMS:
+            case = replace(case, precision=precision)
+            if config.lanes_k == 1:
+                tiles = ceil_div(m, config.BM) * ceil_div(n, config.BN) * case.batch[0] * case.batch[1]
+                case = replace(case, blocks=min(case.blocks, tiles), whole=tiles)
+            yield case
 
 
 def tensor_cases_of(stage: Any, precision: str) -> Iterator[Case]:
@@ -171,6 +187,7 @@ def cases(names: list[str] | None, cc: tuple[int, int]) -> Iterator[Case]:
     """Yield all cases of the named stages or precisions, by default of all, that a compute capability can run."""
     from numba_gemm.kernels import STAGES
     from numba_gemm.kernels.ladder import STAGES as LADDER
+    from numba_gemm.kernels.ladder.stage import compensates
     from numba_gemm.kernels.tensor_core.tma_stage import TmaStage
 
     for stage in STAGES.values():
@@ -181,7 +198,10 @@ def cases(names: list[str] | None, cc: tuple[int, int]) -> Iterator[Case]:
                 continue
             if stage.name in LADDER:
                 for config in stage.configs:
-                    yield from cases_of(stage, config)
+                    if precision == "ieee":
+                        yield from cases_of(stage, config)
+                    elif compensates(config):
+                        yield from compensated_cases_of(stage, config, precision)
             elif isinstance(stage, TmaStage):
                 yield from tma_cases_of(stage)
             else:
@@ -322,7 +342,7 @@ def variant_of(case: Case, product: Any) -> str:
             layout = f"-{tma_operands(product).layout}"
         blocks = f"-{case.blocks}blocks" if case.blocks else ""
         return f"{case.precision}{layout}-{'epilogue' if case.epilogue else 'plain'}{blocks}{batch}"
-    variant = case.stage.variant(case.config, product)
+    variant = case.stage.variant(case.config, product, case.precision)
     word = variant.name if case.stage.takes_variants else "aligned" if variant else "unaligned"
     if not case.stage.takes_partition:
         return word

@@ -31,7 +31,18 @@ def on_host(operands):
 
 
 @pytest.mark.simulator
-@pytest.mark.parametrize("case", [case for one in SCHEDULED for case in sanitize.cases_of(one, one.test_config)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(case for one in SCHEDULED for case in sanitize.cases_of(one, one.test_config)),
+        *(
+            case
+            for one in SCHEDULED
+            if "bf16x6" in one.precisions
+            for case in sanitize.compensated_cases_of(one, one.test_config, "bf16x6")
+        ),
+    ],
+)
 def test_cases_are_correct(case):
     operands = sanitize.Operands(case)
     options = operands.options()
@@ -39,7 +50,8 @@ def test_cases_are_correct(case):
         options["vectors"] = tuple(Vector(0, one.size, 4, one) for one in (operands.across, operands.down))
     a, b, c = on_host(operands)
     assert not operands.judge(1.5, -0.5, operands.flats["c"]) <= 1
-    launch(case.stage, case.config, 1.5, a, b, -0.5, c, partition=Partition(case.blocks, case.whole), **options)
+    options |= {"partition": Partition(case.blocks, case.whole), "precision": case.precision}
+    launch(case.stage, case.config, 1.5, a, b, -0.5, c, **options)
     assert operands.judge(1.5, -0.5, operands.flats["c"]) <= 1
 
 
