@@ -10,7 +10,7 @@ magnitudes, to first order in u:
   errs by at most 1 unit of the chunk's terms.
 
 So the pair of total and remainder errs by at most c + 1 units for any number of terms. Terms of second order add at
-most 2 n u of these units to a sum of n terms: an eighth of a unit if a thread adds a million.
+most 2 n u units if a thread adds n terms: an eighth of a unit for a million, one for 2^23.
 
 The kernels' bound is 8 units, 2^-21, for each element of ``A @ B``, with chunks of four terms. `stream_k` adds the
 total and the remainder at the end: 4 + 1 + 1 units. In `thin`, each lane does so. Sums of lanes, and of blocks, are

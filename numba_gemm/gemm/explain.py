@@ -200,7 +200,7 @@ def _explanation(
     tiles = ceil_div(oriented.m, rows) * ceil_div(oriented.n, cols)
     fields, shares, saved = _schedule_words(choice, launches), 1, 0.0
     if isinstance(choice.stage, TensorStage):
-        saved = sum(_prepared_seconds(product, precision, gpu) for product in products)
+        saved = sum(_prepared_seconds(product, choice, gpu) for product in products)
         shares = choice.stage.shares(config, oriented.converted, choice.precision, choice.partition)
     converting = sum(tensor_heuristics.copy_seconds(conversion_bytes(one), gpu.memory_bandwidth) for one in products)
     clocks = sum(one.clocks for one in choices) if all(one.clocks for one in choices) else None
@@ -226,17 +226,22 @@ def _explanation(
     )
 
 
-def _prepared_seconds(product: Product, precision: str, gpu: DeviceProperties) -> float:
+def _prepared_seconds(product: Product, choice: Choice, gpu: DeviceProperties) -> float:
     """Return the expected seconds that prepared operands save."""
     if not any(product.prepared):
         return 0.0
     matrices = product.batch.matrices  # all are counted, as in the choice's time
-    a, b = (0 if ready else matrices for ready in product.prepared)
+    counted = matrices, matrices
+    if isinstance(choice.stage, TensorStage) and choice.stage.reads_rows:  # the other operand is read as it is
+        counted = (matrices, 0) if choice.swapped else (0, matrices)
+    left = [0 if ready else count for ready, count in zip(product.prepared, counted)]
     extents, bandwidth = (product.m, product.n, product.k), gpu.memory_bandwidth
-    seconds = tensor_heuristics.decomposition_seconds(precision, *extents, matrices, matrices, bandwidth)
-    if a or b:
-        seconds -= tensor_heuristics.decomposition_seconds(precision, *extents, a, b, bandwidth)
-    return seconds
+
+    def seconds(a: int, b: int) -> float:
+        decomposing = tensor_heuristics.decomposition_seconds(choice.precision, *extents, a, b, bandwidth)
+        return decomposing if a or b else 0.0
+
+    return seconds(*counted) - seconds(*left)
 
 
 def _precision_words(asked: str, precision: str, extents: Extents, gpu: DeviceProperties) -> str:

@@ -80,7 +80,7 @@ def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
 def _ranked_rows(wanted: Problem, most: int | None = None, columns: tuple[float, float] = (inf, inf)) -> list[Choice]:
     """Return candidates of `ROWS` that copy 16 bytes at a time, as is and as the transpose, with up to `columns`."""
     found = _ranked_tensor(wanted, ROWS, most) if wanted.a_vectors and wanted.n <= columns[0] else []
-    turns = wanted.b_vectors and wanted.m <= columns[1] and not wanted.epilogue  # which counts rows and columns of C
+    turns = wanted.b_vectors and wanted.m <= columns[1] and not wanted.epilogue  # which is given rows and columns of C
     turned = _ranked_tensor(wanted.swapped, ROWS, most) if turns else []
     return _sooner_first(found, [one._replace(swapped=True) for one in turned]) if turned else found
 

@@ -20,6 +20,7 @@ from ..runtime.driver import advising
 from ..simulator.switch import SIMULATOR
 from ..typing import ComputeCapability, DeviceLike, PrecisionName, StageName
 from .stage_names import check_stage_precision
+from .tensor_heuristics import configs_for
 
 __all__ = ["Occupancy", "config_of", "occupancy", "stage_of", "usual_kernel"]
 
@@ -84,6 +85,8 @@ def occupancy(
         )
     named = found.precisions[0] if precision is None else precision
     check_stage_precision(found, named)
+    if config is None and isinstance(found, LadderStage) and named != IEEE:
+        chosen = configs_for(found, named, LARGE)[0]
     kernel = usual_kernel(found, chosen, named)
     cubin = kernel_cache.fetch(kernel, target).cubin
     threads = prod(found.block(chosen)) if isinstance(found, LadderStage) else kernel.threads

@@ -168,7 +168,7 @@ class Plan:
         owner = devices.get_device(device)
         gpu = owner.properties
         check_precision(precision, gpu.cc, stage)
-        self.precision = resolved(precision, Extents(m, n, k, prod(batch)), gpu)
+        self.precision = resolved(precision, Extents(m, n, k, prod(batch), epilogue is not None), gpu)
         request.check_takes_epilogue(stage, self.precision, gpu.cc, epilogue)
         self._epilogue, self._asked = epilogue, stage
         self._memory = memory  # keeps it alive

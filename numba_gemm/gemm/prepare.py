@@ -32,7 +32,7 @@ def prepare(
     """Decompose an operand that several products have in common, such as a layer's weights, once for all of them.
 
     The tensor-core precisions decompose both operands of each product into narrow parts. A product with a prepared
-    operand uses the parts that it has. The result has the same bits as without.
+    operand uses these parts, unless it is faster without them. The result has the same bits as without.
 
     Parameters
     ----------

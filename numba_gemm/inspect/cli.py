@@ -23,7 +23,7 @@ def parser() -> Parser:
         "--cc", type=compute_capability, default=(9, 0), metavar="X.Y", help="compute capability (default: 9.0)"
     )
     made.add_argument(
-        "--precision", metavar="NAME", help="of a tensor-core stage, such as bf16x6 (default: the stage's first)"
+        "--precision", metavar="NAME", help="that the stage computes in, such as bf16x6 (default: the stage's first)"
     )
     made.add_argument("--config", metavar="NAME", help="only this configuration, such as 128x128x8-8x8 (default: all)")
     made.add_argument("--ptx", action="store_true", help="print the PTX of each")

@@ -14,6 +14,7 @@ from support.compile_stages import compiler_environment
 import numba_gemm
 from numba_gemm.gemm import occupancy as module
 from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import compensates
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.models.occupancy import LIMITS, occupancy
 from numba_gemm.runtime import kernel_cache
@@ -97,6 +98,14 @@ def test_precisions(stage, compiled):
         compiled.clear()
         assert first is second, "by default, in the stage's first precision"
         assert (first.config, first.name.count(stage.precisions[0])) == (config, 1)
+
+
+@pytest.mark.parametrize("stage", ["thin", "stream_k"])
+def test_default_configuration_has_compensated_sums(stage, compiled):
+    numba_gemm.occupancy(stage, cc=(9, 0), precision="bf16x6")
+    (kernel,) = compiled
+    assert kernel.variant.compensated
+    assert compensates(kernel.config)
 
 
 @pytest.mark.usefixtures("compiled")

@@ -12,6 +12,7 @@ import pytest
 
 import numba_gemm
 from numba_gemm.gemm import heuristics
+from numba_gemm.gemm import plan as plans
 from numba_gemm.gemm import precision as precisions
 from numba_gemm.gemm.explain import explain_shape
 from numba_gemm.gemm.fp32_auto import Extents, auto_reason, extents_of, resolved
@@ -132,6 +133,27 @@ def test_fp32_auto_is_the_one_that_is_expected_to_be_faster():
         )
         found.add(precision)
     assert found == {"ieee", "bf16x6"}
+
+
+def doubled(value, row, col):
+    return value + value
+
+
+@simulated
+def test_a_plan_and_a_call_with_an_epilogue_stand_for_the_same(monkeypatch):
+    """With these extents, the epilogue decides."""
+    monkeypatch.setattr(precisions, "SIMULATOR", False)
+    m, n, k = next(
+        one
+        for one in itertools.product((40, 64, 100, 128), (768, 3000, 8192), (1024, 3072))
+        if len({resolved("fp32_auto", Extents(*one, epilogue=each), gpu_of((9, 0))) for each in (False, True)}) == 2
+    )
+    asked = []
+    monkeypatch.setattr(plans, "resolved", lambda precision, extents, gpu: asked.append(extents) or "ieee")
+    monkeypatch.setattr(precisions, "SIMULATOR", True)
+    for epilogue in (None, doubled):
+        numba_gemm.plan(m, n, k, precision="fp32_auto", epilogue=epilogue)
+        assert asked.pop() == extents_of((m, k), (k, n), epilogue)
 
 
 @pytest.mark.parametrize(

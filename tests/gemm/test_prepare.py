@@ -245,6 +245,21 @@ def test_parts_of_a_are_not_read_by_rows_in_registers(torch, gpu, sides, vectors
         assert not vectors or did.vector0[4] == bias.data_ptr()
 
 
+@pytest.mark.parametrize("sides", ["a", "b", "ab"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_time_that_parts_save_rows_in_registers(torch, gpu, sides, transposed):
+    """Only one operand is decomposed, so only its parts save time."""
+    a, b = (tensor(64, 9000), turned(tensor(3000, 9000))) if transposed else (tensor(3000, 9000), tensor(9000, 64))
+    kept = {side: prepare(x, "bf16x6", side=side) for side, x in (("a", a), ("b", b)) if side in sides}
+    usual = explain(a, b, precision="bf16x6")
+    told = explain(kept.get("a", a), kept.get("b", b))
+    assert (usual.stage, usual.swapped) == (told.stage, told.swapped) == ("rows_in_registers", transposed)
+    decomposed = "a" if transposed else "b"
+    assert told.microseconds > 0
+    assert (told.microseconds < usual.microseconds) == (decomposed in sides)
+    assert (told.microseconds == usual.microseconds) == (decomposed not in sides)
+
+
 def test_fp32_auto_uses_parts_where_it_stands_for_their_precision(torch, gpu, full_checks):
     weights = prepare(tensor(512, 4096), "fp32_auto")
     assert weights.nbytes > 0

@@ -18,7 +18,8 @@ if not SIMULATOR:
 import numba_gemm
 from numba_gemm.kernels.ladder import STAGES, _lanes, _moving
 from numba_gemm.kernels.ladder.stage import FEW_TERMS, TileConfig, compensates
-from numba_gemm.kernels.stage import Partition
+from numba_gemm.kernels.product import Product, dense
+from numba_gemm.kernels.stage import Gpu, Partition
 from numba_gemm.runtime import launch
 from numba_gemm.runtime.matrix import Matrix
 
@@ -177,13 +178,34 @@ def test_parts_of_a_sum_keep_what_one_float_does_not_hold(blocks: int, k_tiles: 
 
 
 def test_tiles_do_not_share_sums() -> None:
-    a = np.ones((8, 64), np.float32)
-    with pytest.raises(AssertionError, match="does not compensate parts of sums"):
-        multiply(TILES["4x4"], a, np.ones((64, 8), np.float32), partition=Partition(2, 0))
+    """`stream_k` cannot add parts of compensated sums, so one block has all of a tile, whatever the partition says."""
+    a, b = drawn("log-uniform", 40, 70, 64)
+    whole = multiply(TILES["4x4"], a, b)
+    np.testing.assert_array_equal(multiply(TILES["4x4"], a, b, partition=Partition(5, 0)), whole)
+    product = Product(dense("N", 40, 64), dense("N", 64, 70), dense("N", 40, 70))
+    launches = STAGES["stream_k"].launches(TILES["4x4"], product, "bf16x6", Partition(5, 0), Gpu((9, 0), 132))
+    assert (launches.counters, launches.scratch_bytes, launches.steps[0].grid) == (0, 0, (6, 1, 1))
+
+
+def test_large_tiles_have_no_compensated_sums() -> None:
     config = _moving(64, 128, 16, 8, 8, 32, 64)
     assert not compensates(config)
     with pytest.raises(ValueError, match="compensated sums: square tiles, at most 32 per thread"):
-        multiply(config, a, np.ones((64, 8), np.float32))
+        multiply(config, np.ones((8, 64), np.float32), np.ones((64, 8), np.float32))
+
+
+@pytest.mark.parametrize(("batch", "b_shape"), [((3,), (64, 8)), ((2, 3), (64, 8)), ((2, 3), (3, 64, 8))])
+@pytest.mark.parametrize("stage", ["thin", "stream_k"])
+def test_plan_whose_parts_have_other_shapes(stage: Any, batch: tuple[int, ...], b_shape: tuple[int, ...]) -> None:
+    generator = np.random.default_rng(7)
+    a = generator.standard_normal((*batch, 8, 64), dtype=np.float32)
+    b = generator.standard_normal(b_shape, dtype=np.float32)
+    multiply_planned = numba_gemm.plan(8, 8, 64, batch=batch, stage=stage, precision="bf16x6")
+    got, every_b = multiply_planned(a, b), np.broadcast_to(b, (*batch, 64, 8))
+    for index in np.ndindex(batch):
+        expected, scale = accuracy.reference(1.0, a[index], every_b[index])
+        compared = accuracy.compare(got[index], expected, scale, 64, "bf16x6")
+        assert compared.ok, compared
 
 
 @pytest.mark.parametrize("stage", ["thin", "stream_k"])

@@ -198,7 +198,7 @@ FEW_TERMS = 8  # of a sum, for which plain multiply-adds keep the bound, see `nu
 
 
 def compensates(config: TileConfig) -> bool:
-    """Return True if a configuration is used with compensated sums, for which it has registers; tiles are square."""
+    """Return True if a configuration has compensated sums: it has registers for them; in `stream_k`, square tiles."""
     sums, in_lanes = config.TM * config.TN, config.lanes_k > 1
     return sums <= 32 if config.BM == config.BN else in_lanes and sums <= (64 if config.BM > config.BN else 32)
 
@@ -334,13 +334,15 @@ class LadderStage(Stage):
             grid = (*self.grid(config, product.m, product.n), 1)
             return Launches((Step(kernel, grid, block, (ALPHA, a, b, BETA, c)),))
         assert partition is not None, "a scheduled stage divides its work by a partition"
+        compensated = isinstance(kernel.variant, Variant) and kernel.variant.compensated
+        if compensated and config.lanes_k == 1:  # whose parts of sums cannot be added
+            tiles = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN) * product.batch.matrices
+            partition = partition if partition.whole == tiles else Partition(tiles, tiles)
         made = self.schedule(config, product.m, product.n, product.k, product.batch, partition)
         place: tuple[Word, ...] = AT_SCRATCH if made.workspace_bytes or made.counters else (0, 0)
         vectors = [Vector(i, *vector) for i, vector in enumerate(product.vectors)]
         work = Words((*place, *made.words))
         arguments: tuple[Argument, ...] = (ALPHA, a, b, BETA, c, work, *vectors)
-        compensated = isinstance(kernel.variant, Variant) and kernel.variant.compensated
-        assert not (compensated and made.counters and config.lanes_k == 1), "stream_k does not compensate parts of sums"
         size = made.workspace_bytes * (2 if compensated else 1)  # two floats per part of a sum
         return Launches((Step(kernel, made.grid, block, arguments),), size, made.counters)
 
