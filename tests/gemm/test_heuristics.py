@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.problems import PROPERTIES
 
 from numba_gemm.gemm.cost_model import rate_of, rated
 from numba_gemm.gemm.heuristics import Problem, best, choose, named, problem, ranked
@@ -24,15 +25,9 @@ problems = st.builds(
     m=extents,
     n=extents,
     k=extents,
-    matrices=st.sampled_from([1, 1, 7, 300]),
-    aligned=st.booleans(),
-    vectors=st.booleans(),
-    a_along=st.booleans(),
-    b_along=st.booleans(),
-    by_columns=st.booleans(),
-    epilogue=st.booleans(),
     cc=ccs,
     sm_count=st.integers(1, 200),
+    **PROPERTIES,
 )
 
 

@@ -5,12 +5,12 @@ Bottleneck before: a separate launch decomposes A. In bf16x6 it reads four bytes
 Idea: a warpgroup that fetches copies floats of A to shared memory by `cp.async`, beside the parts of B. The matrix
     instruction takes its rows of A from registers, so a thread that multiplies reads the floats of its own rows there
     and decomposes them. While the products of a slot are under way, it decomposes the rows of the next. The order of
-    the products and all sums are those of `persistent`, and so are the bits of the result (of a transpose, those of its
-    transposed product).
+    the products and all sums are those of `persistent`, and so are the bits of the result. Where "auto" computes the
+    transpose, products of parts change places, so last bits may differ.
 Traffic: a tile's rows of A are read once, four bytes per element, and all parts of B, which stay in the L2 cache.
 Registers and shared memory: three sums of a warpgroup's tile; the parts of a slot's rows, 16 words each per thread, and
-    those of the next slot; as many slots as fit. 16-byte chunks of a row are permuted, so that the 64-bit loads of a
-    half warp use all banks.
+    those of the next slot; as many slots as fit. Floats of A are permuted in shared memory, so that loads use all banks
+    (see `row_parts`).
 Limits: blocks with different columns of the same rows decompose the same elements, so a B of many columns is better
     multiplied by `persistent`. Rows of A, or columns if it is stored by columns, that do not start at multiples of 16
     bytes are copied float by float.

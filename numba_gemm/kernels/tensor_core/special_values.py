@@ -8,9 +8,9 @@ their infinity.
 
 The decomposition marks the slots of each row of A, and column of B, in which an element is not ordinary. A thread
 searches the marked slots of its rows and columns for these elements, once for all of its sums; rows of an A that is not
-decomposed have no marks, and are searched whole. Sums that do not follow
-from infinite terms are recomputed term by term: those that overflow, and those for which a finite element above
-`ORDINARY` is found before it is known that they are NaN.
+decomposed have no marks, and are searched whole. Sums that do not follow from infinite terms are recomputed term by
+term: those that overflow, and those for which a finite element above `ORDINARY` is found before it is known that they
+are NaN.
 """
 
 from __future__ import annotations
