@@ -15,9 +15,9 @@ from ...device.address import address_of, col_step, global_store2, row_step
 from ...device.matrix import shifted
 from ...device.narrow import power
 from ...device.store import element_store
-from ...simulator.switch import device_function
+from ...simulator.switch import SIMULATOR, device_function
 from ..ladder.stage import GROUP
-from .special_values import infinite_terms, special_sum
+from .special_values import AHEAD, AHEAD_TOGETHER, alone, infinite_terms, lanes_of_warp, special_sum
 from .stage import TensorVariant
 
 HUGE = 2.0**126  # four times this is infinite
@@ -108,7 +108,10 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
     PARTS, SCALED, PLAIN = variant.precision.parts, variant.precision.scaled, variant.epilogue is None
     ACROSS, DEEP, GROUPS = across, deep, across * deep
     COLS, SLOT_BITS = 2 * ACROSS, variant.precision.slot_bits
-    store1 = element_store(variant.epilogue)
+    store1, READS_ROWS = element_store(variant.epilogue), bool(variant.rows)
+    TOGETHER = not (READS_ROWS or SIMULATOR)  # the simulator has no instructions by which lanes exchange values
+    team = lanes_of_warp if TOGETHER else alone
+    _, _, any_of_all = team()
 
     @device_function
     def down(row, j, q):
@@ -150,12 +153,12 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
             global_store2(c, upper + 8 * row_step(c), alpha * total[j, 2], alpha * total[j, 3])
 
     @device_function
-    def none_huge(total):
+    def some_huge(total):
         none = float32(0)
         for j in range(GROUPS):
             for q in range(4):
                 none += float32(0) * (float32(4) * total[j, q])  # NaN if the sum, or four times the sum, is infinite
-        return none == float32(0)
+        return any_of_all(none != float32(0))
 
     @device_function
     def write_one(again, c, row, col, j, q, alpha, value, beta, vectors):
@@ -166,13 +169,13 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
         return again
 
     write_all = for_each_sum(GROUPS, write_one)
-    special_terms, MARKED = infinite_terms(2 * DEEP, COLS) if PARTS > 1 else None, not variant.rows
+    special_terms = infinite_terms(2 * DEEP, COLS, AHEAD_TOGETHER if TOGETHER else AHEAD, team) if PARTS > 1 else None
 
     @device_function
     def write(c, row, col, alpha, total, beta, a, b, x, y, vectors):
         again = write_all(c, row, col, alpha, total, beta, vectors)
-        if PARTS > 1 and again != uint64(0):
-            found = special_terms(again, a, b, x, y, row, col, int64(SLOT_BITS), MARKED)
+        if PARTS > 1 and any_of_all(again != uint64(0)):
+            found = special_terms(again, a, b, x, y, row, col, int64(SLOT_BITS), not READS_ROWS)
             i = uint32(0)
             while i < uint32(2 * DEEP * COLS):  # must stay a loop: it holds the epilogue
                 bit = uint64(1) << uint64(i)
@@ -187,7 +190,7 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
     def finish(c, row, col, alpha, total, beta, a, b, x, y, vectors, partial):
         if SCALED and not partial:
             unscale(total, a, b, row, col)
-        if in_pairs(c, row, col, beta) and (PARTS == 1 or partial or none_huge(total)):
+        if in_pairs(c, row, col, beta) and (PARTS == 1 or partial or not some_huge(total)):
             store_pairs(c, row, col, alpha, total)
         else:
             write(c, row, col, alpha, total, beta, a, b, x, y, vectors)

@@ -7,10 +7,11 @@ are that small, the result follows from the infinite terms: NaN if one is NaN or
 their infinity.
 
 The decomposition marks the slots of each row of A, and column of B, in which an element is not ordinary. A thread
-searches the marked slots of its rows and columns for these elements, once for all of its sums; rows of an A that is not
-decomposed have no marks, and are searched whole. Sums that do not follow from infinite terms are recomputed term by
-term: those that overflow, and those for which a finite element above `ORDINARY` is found before it is known that they
-are NaN.
+searches the marked slots of its rows and columns for these elements, once for all of its sums; the lanes of a warp that
+have sums of the same row, or column, do so together. Rows of an A that is not decomposed have no marks: they are
+searched whole, by each thread alone, since such kernels have no registers left. Sums that do not follow from
+infinite terms are recomputed term by term: those that overflow, and those for which a finite element above `ORDINARY`
+is found before it is known that they are NaN.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from __future__ import annotations
 from functools import lru_cache
 from math import inf, isnan, nan
 
-from numba import float32, int64, uint64
+from numba import cuda, float32, int64, uint32, uint64
 
 from ...device.address import transposed
+from ...device.units import WARP
 from ...simulator.switch import device_function
 from .config import MARKED_WORDS, ORDINARY, ROW_WORDS
 
-AHEAD = 16  # terms of a recomputed sum, or marks, that are loaded at a time
+AHEAD = 16  # terms of a recomputed sum, marks, or elements that are loaded at a time
+AHEAD_TOGETHER = 8  # marks, or elements, that each of several lanes loads at a time
+ROW_LANES, COL_LANES = 4, 8  # that have sums of the same row, next to each other; of the same column, four apart
 
 
 @device_function
@@ -41,40 +45,98 @@ def term_by_term(x, y, row, col):
     return acc
 
 
-@lru_cache(maxsize=4)
-def search(ahead: int):
-    """Make a device function ``(parts, own, line, k, slot_bits, marked)`` that finds elements ``own[line, k]``.
+@lru_cache(maxsize=1)
+def alone():
+    """Make the device functions of `lanes_of_warp` for threads each of which searches alone."""
 
-    It returns the first k, from this one on, of an element that is not ordinary, or the end of k. If `marked`, it skips
-    slots without a mark. `ahead` is the number of marks, or elements, that it loads at a time.
+    @device_function
+    def share(paired):
+        return int64(0), int64(1)
+
+    @device_function
+    def least(value, paired):
+        return value
+
+    @device_function
+    def any_of_all(condition):
+        return condition
+
+    return share, least, any_of_all
+
+
+@lru_cache(maxsize=1)
+def lanes_of_warp():
+    """Make three device functions for lanes of a warp that search a row together, or if `paired`, a column.
+
+    ``share(paired)`` returns the number of the lane among these, and how many they are. All of them must call
+    ``least(value, paired)``, which returns the least of their values. All lanes of the warp must call
+    ``any_of_all(condition)``, which returns whether it is true in any.
     """
 
     @device_function
-    def next_marked(parts, line, slot, slots):
+    def share(paired):
+        lane = int64(uint32(cuda.threadIdx.x) % uint32(WARP))
+        return (lane // ROW_LANES, int64(COL_LANES)) if paired else (lane % ROW_LANES, int64(ROW_LANES))
+
+    @device_function
+    def least(value, paired):
+        lane = uint32(uint32(cuda.threadIdx.x) % uint32(WARP))
+        mask = uint32(uint32(0x11111111) << uint32(lane % uint32(ROW_LANES)))
+        if not paired:
+            mask = uint32(uint32(0xF) << uint32(lane // uint32(ROW_LANES) * uint32(ROW_LANES)))
+        distance, end = (ROW_LANES, WARP) if paired else (1, ROW_LANES)
+        while distance < end:
+            value = min(value, cuda.shfl_xor_sync(mask, value, distance))
+            distance *= 2
+        return value
+
+    @device_function
+    def any_of_all(condition):
+        return cuda.any_sync(uint32(0xFFFFFFFF), condition)
+
+    return share, least, any_of_all
+
+
+def search(ahead: int, share, least):
+    """Make a device function ``(parts, own, line, k, slot_bits, marked, paired)`` that finds elements ``own[line, k]``.
+
+    It returns the first k, from this one on, of an element that is not ordinary, or the end of k. If `marked`, it skips
+    slots without a mark. `ahead` is the number of marks, or elements, that a lane loads at a time. Lanes that search
+    together, as `share` and `least` say, call it with the same arguments.
+    """
+
+    @device_function
+    def next_marked(parts, line, slot, slots, paired):
         col = parts.shape[1] // MARKED_WORDS * ROW_WORDS + line
+        own, lanes = share(paired)
         found = slots
         while slot < slots and found == slots:
             for i in range(ahead):
-                at = min(slot + (ahead - 1 - i), slots - 1)
+                at = min(slot + own * ahead + (ahead - 1 - i), slots - 1)
                 if parts[at, col] != float32(0):
                     found = at
-            slot += ahead
+            found = least(found, paired)
+            slot += lanes * ahead
         return found
 
     @device_function
-    def next_special(parts, own, line, k, slot_bits, marked):
-        end = own.shape[1]
+    def next_special(parts, x, line, k, slot_bits, marked, paired):
+        end = x.shape[1]
+        own, lanes = share(paired)
+        window = min(lanes * ahead, int64(1) << slot_bits)  # a slot at most: the next one may have no mark
         found = end
         while k < end and found == end:
             slot = k >> slot_bits
             if marked and k == slot << slot_bits:
-                k = next_marked(parts, line, slot, ((end - 1) >> slot_bits) + 1) << slot_bits
-            start = k & -ahead
+                k = next_marked(parts, line, slot, ((end - 1) >> slot_bits) + 1, paired) << slot_bits
+            start = k & -window
+            first = start + min(own * ahead, window - ahead)
             for i in range(ahead):
-                at = min(start + (ahead - 1 - i), end - 1)
-                if at >= k and not abs(own[line, at]) <= float32(ORDINARY):
+                at = min(first + (ahead - 1 - i), end - 1)
+                if at >= k and not abs(x[line, at]) <= float32(ORDINARY):
                     found = at
-            k = start + ahead
+            found = least(found, paired)
+            k = start + window
         return found
 
     return next_special
@@ -87,7 +149,7 @@ def place_of(first, i, paired, extent):
 
 
 @lru_cache(maxsize=64)
-def infinite_terms(rows: int, cols: int, ahead: int = AHEAD):
+def infinite_terms(rows: int, cols: int, ahead: int = AHEAD, team=alone):
     """Make a device function ``(sums, a, b, x, y, row, col, slot_bits, a_marked)``: infinite terms of a thread's sums.
 
     The sums are those of `rows` rows, eight apart from `row` on, and of `cols` columns: `col` and the next, and so on
@@ -96,10 +158,11 @@ def infinite_terms(rows: int, cols: int, ahead: int = AHEAD):
     `a_marked`, `a` is not read. The function returns three masks: of sums with a term of plus infinity, of sums with
     one of minus infinity, and of sums with an element that is finite and not ordinary. A term that is NaN counts as
     both infinities. A search ends when each wanted sum of its row or column is NaN or has such an element: it is found
-    out, or must be recomputed.
+    out, or must be recomputed. All lanes of a `team` that has several must call the function.
     """
     ONE_ROW, ONE_COL, TOGETHER = (1 << cols) - 1, sum(1 << i * cols for i in range(rows)), min(8, max(rows, cols))
-    next_special = search(ahead)
+    share, least, _ = team()
+    next_special = search(ahead, share, least)
 
     @device_function
     def add_terms(positive, negative, value, other, k, first, paired, count, bit, step):
@@ -130,8 +193,8 @@ def infinite_terms(rows: int, cols: int, ahead: int = AHEAD):
             while line < count:
                 wanted = sums & (mask << uint64(line * step))
                 place, k = place_of(first, line, paired, own.shape[0]), int64(-1)
-                while k + 1 < end and (positive & negative | large) & wanted != wanted:
-                    k = next_special(parts, own, place, k + 1, slot_bits, a_marked or paired == 1)
+                while k + 1 < end and least(int64((positive & negative | large) & wanted == wanted), paired) == 0:
+                    k = next_special(parts, own, place, k + 1, slot_bits, a_marked or paired == 1, paired)
                     value = own[place, min(k, end - 1)]
                     if k < end and abs(value) < float32(inf):
                         large |= wanted

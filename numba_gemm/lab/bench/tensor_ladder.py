@@ -3,12 +3,12 @@
 In the experiment `tensor_ladder`, the stages multiply the same decomposed operands, in one precision; the decomposition
 has a row of its own. Only `one_warp` rounds the operands itself, to a precision of its own. Errors are of positive
 operands, for which truncation by the tensor cores is largest. The faster one of cuBLAS through PyTorch and CuPy counts.
-`special_values` times the public function in that precision if some elements of the operands are NaN or infinite. Both
+`special_values` times the public function if some elements of the operands are NaN or infinite. Both
 need a GPU of compute capability 9.0, and PyTorch for cuBLAS.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from numba_gemm.runtime.workspace import Workspace
 PRECISION = "bf16x6"
 DECOMPOSE = "decompose"  # a row that is no stage
 SEED, ROUNDS = 1, 9
+SLOWEST = 2.0  # time of a product with one NaN or infinity per row of A, or column of B, over that without
 
 
 def ladder_stages() -> list[DirectStage | TensorStage]:
@@ -111,41 +112,70 @@ def is_correct(row: Mapping[Any, Any]) -> bool:
     return bool(row["error_max"] <= max(bound(IEEE, row["k"]), bound(row["precision"], row["k"])))
 
 
-def special_values(shape: Shape = DEFAULT_SHAPE, precision: str = PRECISION, rounds: int = ROUNDS) -> pd.DataFrame:
-    """Time products in which rows of A have a NaN or an infinity; these rows of C take a way of their own.
+def special_values(
+    shape: Shape = DEFAULT_SHAPE, precisions: Sequence[str] = (PRECISION, "fp16x3"), rounds: int = ROUNDS
+) -> pd.DataFrame:
+    """Time products in which rows of A, or columns of B, have a NaN or an infinity each, in the middle of K.
 
-    It raises RuntimeError if C has other elements that are NaN or infinite.
+    It raises RuntimeError if other elements of C are NaN or infinite than those of these rows and columns.
+
+    Parameters
+    ----------
+    shape: Extents of the product.
+    precisions: Precisions.
+    rounds: Turns that the products take.
     """
     import torch
 
     from numba_gemm.api import tiled_sgemm
 
     m, n, k = shape
-    b, c = torch.randn(k, n, device="cuda"), torch.empty(m, n, device="cuda")
+    ordinary = torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")
+    c = torch.empty(m, n, device="cuda")
 
-    def call_with(a: Any, precision: Any) -> Call:
+    def call_with(a: Any, b: Any, precision: Any) -> Call:
         return lambda stream: tiled_sgemm(a, b, c, precision=precision, stream=stream)
 
     rows: dict[str, dict[str, Any]] = {}
     calls: dict[str, Call] = {}
-    none, some = [(IEEE, "none", 0), (precision, "none", 0)], (1, 16, m // 16, m)
-    for own, value, count in [*none, *((precision, value, count) for value in ("nan", "inf") for count in some)]:
-        a = torch.randn(m, k, device="cuda")
-        if count:
-            a[:: m // count, k // 2] = float(value)
-        name = f"{own} {value} {count}"
-        calls[name] = call_with(a, own)
-        calls[name](0)
-        torch.cuda.synchronize()
-        found = int((torch.isinf(c) if value == "inf" else torch.isnan(c)).sum())
-        if found != count * n:
-            raise RuntimeError(f"{found} elements of C are {value}; expected {count} rows of {n}")
-        rows[name] = {"m": m, "n": n, "k": k, "precision": own, "value": value, "rows": count}
+    cases = [
+        (operand, value, count)
+        for operand, extent in (("A", m), ("B", n))
+        for value in ("nan", "inf")
+        for count in sorted({1, min(16, extent), max(1, extent // 16), extent})
+    ]
+    for own in precisions:
+        for operand, value, count in [("", "none", 0), *cases]:
+            a, b = ordinary
+            if operand == "A":
+                a = a.clone()
+                a[:: m // count, k // 2] = float(value)
+            elif operand == "B":
+                b = b.clone()
+                b[k // 2, :: n // count] = float(value)
+            name = f"{own} {operand} {value} {count}"
+            calls[name] = call_with(a, b, own)
+            calls[name](0)
+            torch.cuda.synchronize()
+            found = int((torch.isnan(c) if value == "nan" else torch.isinf(c)).sum())
+            if found != count * (n if operand == "A" else m):
+                raise RuntimeError(f"{found} elements of C are {value}; expected {count} rows or columns")
+            rows[name] = {"m": m, "n": n, "k": k, "precision": own, "operand": operand, "value": value, "lines": count}
     samples = time_interleaved(calls, stream=torch.cuda.Stream().cuda_stream, rounds=rounds)
-    finite = samples[f"{precision} none 0"].median
     for name, sample in samples.items():
+        finite = samples[f"{rows[name]['precision']}  none 0"].median
         rows[name] |= {"median_us": sample.median, "times_as_long": sample.median / finite}
     return pd.DataFrame(rows.values())
+
+
+def special_claims(frame: pd.DataFrame) -> dict[str, bool]:
+    """Compare the times with those of ordinary operands."""
+    return {
+        f"NaN and infinities in {what} take at most {SLOWEST:g} times as long": bool(
+            (frame.loc[frame["operand"] == operand, "times_as_long"] <= SLOWEST).all()
+        )
+        for operand, what in (("A", "rows of A"), ("B", "columns of B"))
+    }
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
@@ -166,8 +196,8 @@ TENSOR_LADDER = Experiment(
 SPECIAL_VALUES = replace(
     TENSOR_LADDER,
     name="special_values",
-    lesson="Slowdown of a tensor core precision when rows of A contain NaN or Inf.",
+    lesson="Slowdown of tensor core precisions when rows of A, or columns of B, contain NaN or Inf.",
     run=special_values,
     operands=NORMAL,
-    claims=lambda frame: {},
+    claims=special_claims,
 )
