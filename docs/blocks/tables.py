@@ -9,19 +9,21 @@ from typing import Any
 import pandas as pd
 
 from blocks import published
-from blocks.published import Published, ReadmeError, code, source, spelled, tflops
+from blocks.published import Published, ReadmeError, code, missed, source, spelled, tflops
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, alone, fastest, records
 from numba_gemm.lab.bench.tables import MISSING, Column, Table, figure, number, significant, table, text
 from numba_gemm.lab.bench.targets.experiment import EXPERIMENT as TARGETS
 from numba_gemm.lab.bench.targets.verdicts import PRECISION_TARGETS, is_large_cube, precision_verdicts
-from numba_gemm.lab.bench.tensor_ladder import DECOMPOSE
+from numba_gemm.lab.bench.tensor_ladder import DECOMPOSE, SPECIAL_VALUES
 from numba_gemm.lab.harness.environment import device_name
 
 HEADLINE_SHAPES = (
     *(Shape(1024, 1024, 1024), Shape(2048, 2048, 1024), Shape(4096, 4096, 4096)),
     *(Shape(8192, 8192, 8192), Shape(16384, 16384, 1024)),
 )
+SPECIAL_FOLDER = "../../h100"  # of the newest run of `special_values`, relative to the results of one
+SPECIAL, LINES = {"nan": "NaN", "inf": "infinity"}, {"A": "rows of A", "B": "columns of B"}
 ERROR = figure("error / bound", "error_in_bounds", significant, 2)
 OTHER_ARRAYS = re.compile("(cupy|numba) arrays")  # whose rows are summed up in a sentence
 
@@ -254,34 +256,30 @@ def tensor_ladder(found: Published) -> str:
 
 
 def special_values(found: Published) -> str:
-    """Sentences about the cost of NaN and infinities."""
-    rows = read_special(found)
-    some = next(row for row in rows if row["rows"])
-    shape, precision = spelled(Shape(some["m"], some["n"], some["k"])), f"`{some['precision']}`"
-    nan, inf = (
-        ", ".join(
-            f"{number(row['times_as_long'], 2)} with {row['rows']} row{'s' if row['rows'] > 1 else ''}"
-            for row in rows
-            if row["value"] == value
-        )
-        for value in ("nan", "inf")
-    )
-    return (
-        f"Slowdown of {precision} at {shape} when rows of A contain NaN, one element per row, in the middle of K: "
-        f"{nan}. When they contain an infinity: {inf}."
+    """Table of the cost of NaN and infinities, by precision and where they are."""
+    rows, how = found.measured("special_values", folder=SPECIAL_FOLDER)
+    frame = pd.DataFrame([row for row in rows if row["lines"]])
+    counts = sorted(frame["lines"].unique())
+    lines = [
+        [f"`{precision}`", f"{SPECIAL[value]} in {LINES[operand]}", *(number(float(each), 2) for each in group)]
+        for (precision, operand, value), group in frame.groupby(
+            ["precision", "operand", "value"], sort=False
+        )["times_as_long"]
+    ]  # fmt: skip
+    headers = ["precision", "one element in each of", *(f"{count:,}" for count in counts)]
+    shape = spelled(Shape(*(rows[0][name] for name in Shape._fields)))
+    made = Table("", headers, lines, left=headers[:2]).markdown()
+    return "\n\n".join(
+        [f"Times as long as without them, at {shape}:", made, missed(SPECIAL_VALUES.claims(frame)), source(how)]
     )
 
 
 def special_line(found: Published) -> str:
     """Sentence about the largest slowdowns by NaN and infinities."""
-    rows = read_special(found)
-    nan, inf = (max(row["times_as_long"] for row in rows if row["value"] == value) for value in ("nan", "inf"))
+    rows, how = found.measured("special_values", folder=SPECIAL_FOLDER)
+    own = [row for row in rows if row["precision"] == SUMMARISED[0]]
+    slowest = {name: max(row["times_as_long"] for row in own if row["operand"] == name) for name in LINES}
     return (
-        f"`{rows[-1]['precision']}` takes up to {number(nan, 1)} times as long when rows of A contain NaN, "
-        f"and up to {number(inf, 1)} times as long when they contain an infinity."
+        f"On an {device_name(how)}, `{SUMMARISED[0]}` takes up to {number(slowest['A'], 1)} times as long when rows of A contain NaN or an "
+        f"infinity, and up to {number(slowest['B'], 1)} times when columns of B do."
     )
-
-
-def read_special(found: Published) -> list[dict[str, Any]]:
-    """Return the times with NaN and infinities in A."""
-    return found.measured("special_values", folder=published.PRECISIONS_FOLDER)[0]

@@ -10,7 +10,7 @@ import pytest
 from support.results import ENVIRONMENT, SHAPES, gpu_frame, gpu_row, save
 
 import generate
-from blocks import published
+from blocks import published, tables
 from generate import BLOCK, GENERATORS
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.lab.bench import counters, results, streamed
@@ -219,7 +219,7 @@ class TestReadme:
         assert lines[1] == ["`ieee`", "pageable", "4 GB", "3.50 GB", "2.00", "1.90", "products", "60.0", "0.75"]
 
     @pytest.fixture
-    def tensor_folder(self, folder):
+    def tensor_folder(self, folder, monkeypatch):
         """Write the files of `bench.tensor_ladder` for four stages, and the sources of two."""
         place = folder / "latest" / published.PRECISIONS_FOLDER
         save(gpu_frame(), ENVIRONMENT, place)
@@ -232,10 +232,11 @@ class TestReadme:
             rows.append({"stage": name, "precision": "bf16x6", "tflops": speed, "ratio_to_cublas": speed / 40})
         errors = {"error_median": 1e-8, "error_max": 1e-7, "median_us": 100.0, "registers": 90.0}
         pd.DataFrame([where | errors | row for row in rows]).to_csv(place / "tensor_ladder.csv", index=False)
-        special = [("ieee", "none", 0, 2.0), ("bf16x6", "none", 0, 1.0)]
-        special += [("bf16x6", "nan", 1, 3.0), ("bf16x6", "nan", 64, 40.0), ("bf16x6", "inf", 64, 80.0)]
-        frame = pd.DataFrame(special, columns=["precision", "value", "rows", "times_as_long"]).assign(**where)
-        frame.to_csv(place / "special_values.csv", index=False)
+        special = [("bf16x6", "", "none", 0, 1.0)]
+        special += [("bf16x6", *of, count, 1.5 * count) for of in (("A", "nan"), ("B", "inf")) for count in (1, 64)]
+        frame = pd.DataFrame(special, columns=["precision", "operand", "value", "lines", "times_as_long"])
+        frame.assign(**where).to_csv(place / "special_values.csv", index=False)
+        monkeypatch.setattr(tables, "SPECIAL_FOLDER", published.PRECISIONS_FOLDER)
         for name in ("tensor_ladder", "special_values"):
             (place / f"{name}.json").write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
         (folder / "tensor_core").mkdir()
@@ -256,7 +257,9 @@ class TestReadme:
         assert cells["`one_warp` in `bf16`"] == ["4.0", "0.10", "–", "1e-08", "1e-07"]
         assert cells["`one_warpgroup`"] == ["80.0", "2.00", "–", "1e-08", "1e-07"]
         assert "100 us more, 50 % of `persistent`'s time" in made
-        assert "3.00 with 1 row, 40.00 with 64 rows. When they contain an infinity: 80.00 with 64 rows.\n" in made
+        assert "| `bf16x6` | NaN in rows of A | 1.50 | 96.00 |" in made
+        assert "| `bf16x6` | infinity in columns of B | 1.50 | 96.00 |" in made
+        assert made.count("take at most 2 times as long") == 2
         stage = (tensor_folder / "tensor_core" / "bulk_copies.py").read_text()
         assert "100.0 TFLOP/s of bf16x6 at 64x64x64" in stage
         assert "1.25 times one_warpgroup" in " ".join(stage.split())
@@ -280,10 +283,11 @@ class TestReadme:
         assert self.run(tensor_folder, place) == 0
         made = (tensor_folder / "README.md").read_text(encoding="utf-8")
         assert made.count(" (2.50)") == 3
-        assert "up to 40.0 times as long when rows of A contain NaN, and up to 80.0 times" in made
+        assert "up to 96.0 times as long when rows of A contain NaN or an infinity, and up to 96.0 times" in made
 
-    def test_precisions_alone(self, tmp_path):
+    def test_precisions_alone(self, tmp_path, monkeypatch):
         """The pages state ratios of contenders that were measured alone, and nothing about turns."""
+        monkeypatch.setattr(tables, "SPECIAL_FOLDER", generate.RESULTS_FOLDER / tables.SPECIAL_FOLDER)
         folder = tmp_path / "latest"
         shutil.copytree(generate.RESULTS_FOLDER, folder)
         table = folder / published.PRECISIONS_FOLDER / "results.csv"
