@@ -258,19 +258,18 @@ def tensor_ladder(found: Published) -> str:
 def special_values(found: Published) -> str:
     """Table of the cost of NaN and infinities, by precision and where they are."""
     rows, how = found.measured("special_values", folder=SPECIAL_FOLDER)
-    frame = pd.DataFrame([row for row in rows if row["lines"]])
-    counts = sorted(frame["lines"].unique())
-    lines = [
-        [f"`{precision}`", f"{SPECIAL[value]} in {LINES[operand]}", *(number(float(each), 2) for each in group)]
-        for (precision, operand, value), group in frame.groupby(
-            ["precision", "operand", "value"], sort=False
-        )["times_as_long"]
-    ]  # fmt: skip
+    some = [row for row in rows if row["lines"]]
+    counts = sorted({row["lines"] for row in some})
+    times: dict[tuple[str, str], list[str]] = {}
+    for row in some:
+        where = f"`{row['precision']}`", f"{SPECIAL[row['value']]} in {LINES[row['operand']]}"
+        times.setdefault(where, []).append(number(row["times_as_long"], 2))
+    lines = [[*where, *found] for where, found in times.items()]
     headers = ["precision", "one element in each of", *(f"{count:,}" for count in counts)]
     shape = spelled(Shape(*(rows[0][name] for name in Shape._fields)))
     made = Table("", headers, lines, left=headers[:2]).markdown()
     return "\n\n".join(
-        [f"Times as long as without them, at {shape}:", made, missed(SPECIAL_VALUES.claims(frame)), source(how)]
+        [f"Times as long as without them, at {shape}:", made, missed(SPECIAL_VALUES.claims(pd.DataFrame(some))), source(how)]
     )
 
 
@@ -280,6 +279,6 @@ def special_line(found: Published) -> str:
     own = [row for row in rows if row["precision"] == SUMMARISED[0]]
     slowest = {name: max(row["times_as_long"] for row in own if row["operand"] == name) for name in LINES}
     return (
-        f"On an {device_name(how)}, `{SUMMARISED[0]}` takes up to {number(slowest['A'], 1)} times as long when rows of A contain NaN or an "
-        f"infinity, and up to {number(slowest['B'], 1)} times when columns of B do."
+        f"On an {device_name(how)}, `{SUMMARISED[0]}` takes up to {number(slowest['A'], 1)} times as long when rows of "
+        f"A contain NaN or an infinity, and up to {number(slowest['B'], 1)} times when columns of B do."
     )
