@@ -259,6 +259,7 @@ def special_values(found: Published) -> str:
     """Table of the cost of NaN and infinities, by precision and where they are."""
     rows, how = found.measured("special_values", folder=SPECIAL_FOLDER)
     some = [row for row in rows if row["lines"]]
+    frame = pd.DataFrame(some)
     counts = sorted({row["lines"] for row in some})
     times: dict[tuple[str, str], list[str]] = {}
     for row in some:
@@ -269,7 +270,7 @@ def special_values(found: Published) -> str:
     shape = spelled(Shape(*(rows[0][name] for name in Shape._fields)))
     made = Table("", headers, lines, left=headers[:2]).markdown()
     return "\n\n".join(
-        [f"Times as long as without them, at {shape}:", made, missed(SPECIAL_VALUES.claims(pd.DataFrame(some))), source(how)]
+        [f"Times as long as without them, at {shape}:", made, missed(SPECIAL_VALUES.claims(frame)), source(how)]
     )
 
 
