@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,8 +20,13 @@ from ..simulator.switch import SIMULATOR
 from ..typing import ComputeCapability
 from .sass import Instruction, Loop, disassemble, functions, instruction_mix, main_loop
 
-# Before compute capability 9.0, a shuffle is a call unless the compiler can see that the whole warp takes part.
-COMPILERS_OWN = ("__cuda_sm70_shflsync",)
+# Before compute capability 9.0, shuffles and votes are calls unless the compiler can see that the whole warp takes part.
+COMPILERS_OWN = ("__cuda_sm70_shflsync", "__cuda_sm70_votesync")
+
+
+def kernels_own(names: Iterable[str]) -> list[str]:
+    """Return the names of functions, or of their sections, without those of the compiler's own functions."""
+    return [name for name in names if not any(word in name for word in COMPILERS_OWN)]
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Compiled:
             if a device function was not inlined into the kernel, or a division became a call.
         """
         found = functions(self.sass)
-        own = [name for name in found if not any(word in name for word in COMPILERS_OWN)]
+        own = kernels_own(found)
         if len(own) != 1:
             raise RuntimeError(f"{self.stage.name} {self.label}: not one function but {', '.join(found) or 'none'}")
         return found[own[0]]

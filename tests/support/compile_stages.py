@@ -140,7 +140,7 @@ def instructions(cubins: list[Any]) -> list[list[Any]]:
     codes = []
     for cubin in cubins:
         parts = {name: code for name, code in compiler._sections(cubin.code).items() if name.startswith(".text.")}
-        own = [name for name in parts if not any(word in name for word in report.COMPILERS_OWN)]
+        own = report.kernels_own(parts)
         assert len(own) == 1, f"{cubin.name}: not one function but {', '.join(parts)}"
         codes.append(parts[own[0]])
     with tempfile.TemporaryDirectory() as folder:

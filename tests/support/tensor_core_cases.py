@@ -181,12 +181,13 @@ def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int
 
 def compiled_rows(part: str) -> list[dict[str, Any]]:
     """Compile a part where there is a compiler, and describe its kernels."""
-    from numba_gemm.inspect import sass
+    from numba_gemm.inspect import report, sass
 
     rows = []
     for described, kernel, cc in compiled_part(part):
         cubin = compilation.compile_kernel(kernel, cc)
-        (instructions,) = sass.functions(sass.disassemble(cubin.code)).values()
+        found = sass.functions(sass.disassemble(cubin.code))
+        (own,) = report.kernels_own(found)
         row = {
             "name": cubin.name,
             "registers": cubin.registers,
@@ -194,7 +195,7 @@ def compiled_rows(part: str) -> list[dict[str, Any]]:
             "spills": cubin.spill_stores + cubin.spill_loads,
             "log": cubin.log,
             "taken": taken(cubin.ptx),
-            "opcodes": sass.instruction_mix(instructions),
+            "opcodes": sass.instruction_mix(found[own]),
         }
         rows.append(described | row)
     return rows
