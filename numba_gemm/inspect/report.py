@@ -20,7 +20,7 @@ from ..simulator.switch import SIMULATOR
 from ..typing import ComputeCapability
 from .sass import Instruction, Loop, disassemble, functions, instruction_mix, main_loop
 
-# Before compute capability 9.0, shuffles and votes are calls unless the compiler can see that the whole warp takes part.
+# Before compute capability 9.0, shuffles and votes are calls unless the compiler sees that the whole warp takes part.
 COMPILERS_OWN = ("__cuda_sm70_shflsync", "__cuda_sm70_votesync")
 
 
