@@ -15,7 +15,7 @@ from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, alone, fastes
 from numba_gemm.lab.bench.tables import MISSING, Column, Table, figure, number, significant, table, text
 from numba_gemm.lab.bench.targets.experiment import EXPERIMENT as TARGETS
 from numba_gemm.lab.bench.targets.verdicts import PRECISION_TARGETS, is_large_cube, precision_verdicts
-from numba_gemm.lab.bench.tensor_ladder import DECOMPOSE, SPECIAL_VALUES
+from numba_gemm.lab.bench.tensor_ladder import DECOMPOSE, LINES, SPECIAL_VALUES
 from numba_gemm.lab.harness.environment import device_name
 
 HEADLINE_SHAPES = (
@@ -23,7 +23,7 @@ HEADLINE_SHAPES = (
     *(Shape(8192, 8192, 8192), Shape(16384, 16384, 1024)),
 )
 SPECIAL_FOLDER = "../../h100"  # of the newest run of `special_values`, relative to the results of one
-SPECIAL, LINES = {"nan": "NaN", "inf": "infinity"}, {"A": "rows of A", "B": "columns of B"}
+SPECIAL = {"nan": "NaN", "inf": "infinity"}
 ERROR = figure("error / bound", "error_in_bounds", significant, 2)
 OTHER_ARRAYS = re.compile("(cupy|numba) arrays")  # whose rows are summed up in a sentence
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from support.covering import covering
 from support.simulated_parts import LAYOUTS, Warp, float32_sums, marks_of, recomposed, simulated_decomposition
 
+from numba_gemm.device.units import WARP
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS
 from numba_gemm.kernels.tensor_core.config import MARKED_WORDS, ORDINARY, ROW_WORDS
-from numba_gemm.kernels.tensor_core.special_values import COL_LANES, ROW_LANES
 from numba_gemm.simulator.switch import SIMULATOR
 
 pytestmark = pytest.mark.skipif(not SIMULATOR, reason="runs on the simulator")
@@ -97,47 +97,40 @@ def test_sums_have_the_class_of_float32_sums(data, geometry, slot_bits):
 
 
 class Lanes:
-    """Lanes of a warp, one thread each, that search rows and columns together, as `lanes_of_warp` lets them."""
+    """Stands in for `cuda`: lanes of a warp, one thread each, that exchange values within the masks they name."""
 
     def __init__(self) -> None:
-        self.own = threading.local()
-        self.values = [0] * 32
-        groups = (
-            [[4 * i + j for j in range(ROW_LANES)] for i in range(COL_LANES)],
-            [[4 * i + j for i in range(COL_LANES)] for j in range(ROW_LANES)],
-        )
-        self.groups = [{lane: group for group in own for lane in group} for own in groups]
-        self.barriers = [{group[0]: threading.Barrier(len(group), timeout=20) for group in own} for own in groups]
+        self.threadIdx = threading.local()
+        self.values = [0] * WARP
+        self.barriers: dict[int, threading.Barrier] = {}
+        self.lock = threading.Lock()
 
-    def team(self):
-        def share(paired):
-            group = self.groups[paired][self.own.lane]
-            return group.index(self.own.lane), len(group)
-
-        def least(value, paired):
-            group = self.groups[paired][self.own.lane]
-            self.values[self.own.lane] = value
-            self.barriers[paired][group[0]].wait()  # all have written before any reads
-            found = min(self.values[lane] for lane in group)
-            self.barriers[paired][group[0]].wait()  # all have read before any writes its next value
-            return found
-
-        return share, least, None
+    def shfl_xor_sync(self, mask, value, distance):
+        lane = self.threadIdx.x % WARP
+        assert int(mask) >> lane & int(mask) >> (lane ^ distance) & 1, "a mask names both lanes that exchange values"
+        with self.lock:
+            barrier = self.barriers.setdefault(int(mask), threading.Barrier(int(mask).bit_count(), timeout=20))
+        self.values[lane] = value
+        barrier.wait()  # all have written before any reads
+        found = self.values[lane ^ distance]
+        barrier.wait()  # all have read before any writes its next value
+        return found
 
     def run(self, of_lane):
         def run(lane):
-            self.own.lane = lane
+            self.threadIdx.x = WARP + lane  # in the second warp of a block
             return of_lane(lane)
 
-        with ThreadPoolExecutor(32) as pool:
-            return [*pool.map(run, range(32))]
+        with ThreadPoolExecutor(WARP) as pool:
+            return [*pool.map(run, range(WARP))]
 
 
 @pytest.mark.parametrize("marked", [True, False])
 @pytest.mark.parametrize("slot_bits", [5, 6])
-def test_lanes_search_rows_and_columns_together(slot_bits, marked):
+def test_lanes_search_rows_and_columns_together(slot_bits, marked, monkeypatch):
     """Also lanes whose sums are not wanted, or do not exist, take part; no lane waits for one that has ended."""
-    from numba_gemm.kernels.tensor_core.special_values import AHEAD_TOGETHER, infinite_terms, special_sum
+    from numba_gemm.kernels.tensor_core import special_values
+    from numba_gemm.kernels.tensor_core.special_values import infinite_terms, special_sum
 
     generator, k = np.random.default_rng(6), 700
     x, y = (generator.integers(-2, 3, extents).astype(np.float32) for extents in ((13, k), (k, 22)))
@@ -145,16 +138,18 @@ def test_lanes_search_rows_and_columns_together(slot_bits, marked):
         for value in (NAN, INF, -INF, INF, -INF, LARGEST, INF):
             one[generator.integers(0, 13, 2), generator.integers(0, k, 2)] = value
     a, b = marks_of(x, slot_bits) if marked else None, marks_of(y.T, slot_bits)
-    wanted = [np.uint64(each) for each in generator.integers(0, 1 << 12, 32) * (generator.random(32) < 0.8)]
+    wanted = [np.uint64(each) for each in generator.integers(0, 1 << 12, WARP) * (generator.random(WARP) < 0.8)]
     lanes = Lanes()
-    terms, expected = infinite_terms(2, 6, AHEAD_TOGETHER, lanes.team), float32_sums(x, y)
+    monkeypatch.setattr(special_values, "cuda", lanes)
+    ahead, team = special_values.AHEAD_TOGETHER, special_values.lanes_of_warp
+    terms, expected = infinite_terms(2, 6, ahead, team), float32_sums(x, y)
 
     def of_lane(lane):
         with np.errstate(all="ignore"):
             return terms(wanted[lane], a, b, x, y, lane // 4, lane % 4 * 2, slot_bits, marked)
 
     found, special = lanes.run(of_lane), 0
-    for lane, (i, j) in itertools.product(range(32), itertools.product(range(2), range(6))):
+    for lane, (i, j) in itertools.product(range(WARP), itertools.product(range(2), range(6))):
         at, bit = (lane // 4 + 8 * i, lane % 4 * 2 + j // 2 * 8 + j % 2), np.uint64(1 << 6 * i + j)
         if wanted[lane] & bit and at[0] < x.shape[0] and at[1] < y.shape[1]:
             with np.errstate(all="ignore"):

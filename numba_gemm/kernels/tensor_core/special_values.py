@@ -9,9 +9,9 @@ their infinity.
 The decomposition marks the slots of each row of A, and column of B, in which an element is not ordinary. A thread
 searches the marked slots of its rows and columns for these elements, once for all of its sums; the lanes of a warp that
 have sums of the same row, or column, do so together. Rows of an A that is not decomposed have no marks: they are
-searched whole, by each thread alone, since such kernels have no registers left. Sums that do not follow from
-infinite terms are recomputed term by term: those that overflow, and those for which a finite element above `ORDINARY`
-is found before it is known that they are NaN.
+searched whole, by each thread alone, since such kernels have no registers left. Sums that do not follow from infinite
+terms are recomputed term by term: those that overflow, and those for which a finite element above `ORDINARY` is found
+before it is known that they are NaN.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def alone():
 
 @lru_cache(maxsize=1)
 def lanes_of_warp():
-    """Make three device functions for lanes of a warp that search a row together, or if `paired`, a column.
+    """Make three device functions for lanes of a warp that search a row together or, if `paired`, a column.
 
     ``share(paired)`` returns the number of the lane among these, and how many they are. All of them must call
     ``least(value, paired)``, which returns the least of their values. All lanes of the warp must call
@@ -98,7 +98,7 @@ def lanes_of_warp():
 
 
 def search(ahead: int, share, least):
-    """Make a device function ``(parts, own, line, k, slot_bits, marked, paired)`` that finds elements ``own[line, k]``.
+    """Make a device function ``(parts, x, line, k, slot_bits, marked, paired)`` that finds elements ``x[line, k]``.
 
     It returns the first k, from this one on, of an element that is not ordinary, or the end of k. If `marked`, it skips
     slots without a mark. `ahead` is the number of marks, or elements, that a lane loads at a time. Lanes that search
@@ -158,7 +158,7 @@ def infinite_terms(rows: int, cols: int, ahead: int = AHEAD, team=alone):
     `a_marked`, `a` is not read. The function returns three masks: of sums with a term of plus infinity, of sums with
     one of minus infinity, and of sums with an element that is finite and not ordinary. A term that is NaN counts as
     both infinities. A search ends when each wanted sum of its row or column is NaN or has such an element: it is found
-    out, or must be recomputed. All lanes of a `team` that has several must call the function.
+    out, or must be recomputed. With `lanes_of_warp` as `team`, all lanes of the warp must call the function.
     """
     ONE_ROW, ONE_COL, TOGETHER = (1 << cols) - 1, sum(1 << i * cols for i in range(rows)), min(8, max(rows, cols))
     share, least, _ = team()

@@ -3,8 +3,8 @@
 In the experiment `tensor_ladder`, the stages multiply the same decomposed operands, in one precision; the decomposition
 has a row of its own. Only `one_warp` rounds the operands itself, to a precision of its own. Errors are of positive
 operands, for which truncation by the tensor cores is largest. The faster one of cuBLAS through PyTorch and CuPy counts.
-`special_values` times the public function if some elements of the operands are NaN or infinite. Both
-need a GPU of compute capability 9.0, and PyTorch for cuBLAS.
+`special_values` times the public function if some elements of the operands are NaN or infinite. Both need a GPU of
+compute capability 9.0, and PyTorch for cuBLAS.
 """
 
 import math
@@ -33,7 +33,8 @@ from numba_gemm.runtime.workspace import Workspace
 PRECISION = "bf16x6"
 DECOMPOSE = "decompose"  # a row that is no stage
 SEED, ROUNDS = 1, 9
-SLOWEST = 2.0  # time of a product with one NaN or infinity per row of A, or column of B, over that without
+SLOWEST = 2.0  # limit of the time of a product with a NaN or an infinity in each row or column, over that without
+LINES = {"A": "rows of A", "B": "columns of B"}
 
 
 def ladder_stages() -> list[DirectStage | TensorStage]:
@@ -149,17 +150,20 @@ def special_values(
             a, b = ordinary
             if operand == "A":
                 a = a.clone()
-                a[:: m // count, k // 2] = float(value)
+                a[: m // count * count : m // count, k // 2] = float(value)
             elif operand == "B":
                 b = b.clone()
-                b[k // 2, :: n // count] = float(value)
+                b[k // 2, : n // count * count : n // count] = float(value)
             name = f"{own} {operand} {value} {count}"
             calls[name] = call_with(a, b, own)
             calls[name](0)
             torch.cuda.synchronize()
             found = int((torch.isnan(c) if value == "nan" else torch.isinf(c)).sum())
-            if found != count * (n if operand == "A" else m):
-                raise RuntimeError(f"{found} elements of C are {value}; expected {count} rows or columns")
+            wanted, others = count * (n if operand == "A" else m), int((~torch.isfinite(c)).sum()) - found
+            if found != wanted or others:
+                raise RuntimeError(
+                    f"{found} elements of C are {value}, {others} otherwise not finite; expected {wanted}"
+                )
             rows[name] = {"m": m, "n": n, "k": k, "precision": own, "operand": operand, "value": value, "lines": count}
     samples = time_interleaved(calls, stream=torch.cuda.Stream().cuda_stream, rounds=rounds)
     for name, sample in samples.items():
@@ -174,7 +178,7 @@ def special_claims(frame: pd.DataFrame) -> dict[str, bool]:
         f"NaN and infinities in {what} take at most {SLOWEST:g} times as long": bool(
             (frame.loc[frame["operand"] == operand, "times_as_long"] <= SLOWEST).all()
         )
-        for operand, what in (("A", "rows of A"), ("B", "columns of B"))
+        for operand, what in LINES.items()
     }
 
 
