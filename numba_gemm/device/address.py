@@ -134,6 +134,10 @@ if SIMULATOR:
         if inside:
             matrix[_element(matrix, address)] = value
 
+    def global_load2(matrix, address):
+        """Read two consecutive floats in one 64-bit access."""
+        return read_run(matrix, _run(matrix, address, 2))
+
     def global_store2(matrix, address, first, second):
         """Write two consecutive floats in one 64-bit access."""
         write_run(matrix, _run(matrix, address, 2), (first, second))
@@ -215,28 +219,22 @@ else:
 
         return types.float32(types.float32, types.float32), codegen
 
-    @intrinsic
-    def shared_load4(typingctx, array, address):
-        """Read four consecutive floats from shared memory in one 128-bit access."""
+    def _load(count, space, width):
+        """Return an intrinsic that reads consecutive floats in one access."""
 
-        def codegen(context, builder, signature, args):
-            vector = builder.load(builder.inttoptr(args[1], FLOAT4.as_pointer(3)), align=16)
-            values = [builder.extract_element(vector, lane) for lane in LANES]
-            return context.make_tuple(builder, signature.return_type, values)
+        def load(typingctx, array, address):
+            def codegen(context, builder, signature, args):
+                pointer = builder.inttoptr(args[1], ir.VectorType(FLOAT, count).as_pointer(space))
+                vector = builder.load(pointer, align=4 * count)
+                values = [builder.extract_element(vector, lane) for lane in LANES[:count]]
+                return context.make_tuple(builder, signature.return_type, values)
 
-        return types.UniTuple(types.float32, 4)(array, types.uint32), codegen
+            return types.UniTuple(types.float32, count)(array, width), codegen
 
-    @intrinsic
-    def shared_load2(typingctx, array, address):
-        """Read two consecutive floats from shared memory in one 64-bit access."""
+        return intrinsic(load)
 
-        def codegen(context, builder, signature, args):
-            pointer = builder.inttoptr(args[1], ir.VectorType(FLOAT, 2).as_pointer(3))
-            vector = builder.load(pointer, align=8)
-            values = [builder.extract_element(vector, lane) for lane in LANES[:2]]
-            return context.make_tuple(builder, signature.return_type, values)
-
-        return types.UniTuple(types.float32, 2)(array, types.uint32), codegen
+    shared_load4, shared_load2 = _load(4, 3, types.uint32), _load(2, 3, types.uint32)
+    global_load2 = _load(2, 1, types.int64)
 
     @intrinsic
     def shared_load1(typingctx, array, address):

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from numba import cuda, float32, int32, int64, uint32, uint64
 
-from ...device.address import address_of, col_step, global_store2, row_step
+from ...device.address import address_of, col_step, global_load2, global_store2, row_step
 from ...device.matrix import shifted
 from ...device.narrow import power
 from ...device.store import element_store
@@ -132,25 +132,46 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
                 total[j, q] = total[j, q] * power(int32(-half)) * power(int32(half - scale))
 
     @device_function
-    def in_pairs(c, row, col, beta):
-        """Return whether a warp's tile can be written by 64-bit stores: it is inside C, aligned, and C is not read."""
+    def in_pairs(c, row, col):
+        """Return whether 64-bit accesses can read and write a warp's tile: it is inside C and aligned."""
         start = address_of(c, row, col)
         pairs = start % 8 == 0 and row_step(c) % 8 == 0 and col_step(c) == 4
         # Uniform within a warp, whose first row is a multiple of 16, and first column a multiple of 8.
         inside = row // 16 * 16 + 16 * DEEP <= c.shape[0] and col // 8 * 8 + 8 * ACROSS <= c.shape[1]
-        return PLAIN and pairs and inside and beta == float32(0)
+        return PLAIN and pairs and inside
+
+    def for_each_pair(visit):
+        """Make a device function that visits groups of 16 rows and 8 columns by ``visit(c, upper, lower, ..., j)``.
+
+        Two loops, since the compiler unrolls only short ones.
+        """
+
+        @device_function
+        def visit_all(c, row, col, alpha, total, beta):
+            start = address_of(c, row, col)
+            for j in range(GROUPS // 2):
+                upper = start + j // ACROSS * 16 * row_step(c) + 32 * (j % ACROSS)
+                visit(c, upper, upper + 8 * row_step(c), alpha, total, beta, j)
+            for j in range(GROUPS // 2, GROUPS):
+                upper = start + j // ACROSS * 16 * row_step(c) + 32 * (j % ACROSS)
+                visit(c, upper, upper + 8 * row_step(c), alpha, total, beta, j)
+
+        return visit_all
 
     @device_function
-    def store_pairs(c, row, col, alpha, total):
-        start = address_of(c, row, col)
-        for j in range(GROUPS // 2):
-            upper = start + j // ACROSS * 16 * row_step(c) + 32 * (j % ACROSS)
-            global_store2(c, upper, alpha * total[j, 0], alpha * total[j, 1])
-            global_store2(c, upper + 8 * row_step(c), alpha * total[j, 2], alpha * total[j, 3])
-        for j in range(GROUPS // 2, GROUPS):
-            upper = start + j // ACROSS * 16 * row_step(c) + 32 * (j % ACROSS)
-            global_store2(c, upper, alpha * total[j, 0], alpha * total[j, 1])
-            global_store2(c, upper + 8 * row_step(c), alpha * total[j, 2], alpha * total[j, 3])
+    def add_group(c, upper, lower, alpha, total, beta, j):
+        above, below = global_load2(c, upper), global_load2(c, lower)
+        total[j, 0] = alpha * total[j, 0] + beta * above[0]
+        total[j, 1] = alpha * total[j, 1] + beta * above[1]
+        total[j, 2] = alpha * total[j, 2] + beta * below[0]
+        total[j, 3] = alpha * total[j, 3] + beta * below[1]
+
+    @device_function
+    def store_group(c, upper, lower, alpha, total, beta, j):
+        global_store2(c, upper, alpha * total[j, 0], alpha * total[j, 1])
+        global_store2(c, lower, alpha * total[j, 2], alpha * total[j, 3])
+
+    add_pairs, store_pairs = for_each_pair(add_group), for_each_pair(store_group)
 
     @device_function
     def some_huge(total):
@@ -191,8 +212,11 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
         if SCALED and not partial:
             unscale(total, a, b, row, col)
         # A warp votes, so its lanes take the same way.
-        if in_pairs(c, row, col, beta) and (PARTS == 1 or partial or not some_huge(total)):
-            store_pairs(c, row, col, alpha, total)
+        if in_pairs(c, row, col) and (PARTS == 1 or partial or not some_huge(total)):
+            if beta != float32(0):  # all of C is read before any of it is written, so that the reads overlap
+                add_pairs(c, row, col, alpha, total, beta)
+                alpha = float32(1)
+            store_pairs(c, row, col, alpha, total, beta)
         else:
             write(c, row, col, alpha, total, beta, a, b, x, y, vectors)
 
