@@ -198,7 +198,8 @@ class BoundProduct:
         released with the function. Its words then are constants, so that a call changes only the scalars, the addresses
         of A, B and C, and tensor maps.
         """
-        maps, scratch, places = bool(self.launches.maps), self.launches.scratch_bytes, self.places
+        maps, places = bool(self.launches.maps), self.places
+        scratch = bool(self.launches.scratch_bytes or self.launches.counters)
         alone: list[Frame] = []  # frames of the default stream, or of any stream if there is no scratch memory
         if self._operands_alone:
             return self._launching(alone)

@@ -216,7 +216,7 @@ def test_b_alone_is_decomposed(config, precision):
     assert a == b == both.arguments[1]._replace(place=a.place)
     assert (a.place.slot, a.place.offset) == (Slot.SCRATCH, 0)
     assert multiplies.arguments[5].place.slot == Slot.A
-    assert multiplies.arguments[7].words == (0, both.steps[1], 1 << 20, 4 << 20, 4 << 20)
+    assert multiplies.arguments[7].words == (0, both.steps[1], 1 << 20, 4 << 20, 4 << 20, 0, 0)
     assert decomposes.grid == (
         both.arguments[1].layout.rows // own.parts * -(-100 // config.BN) * config.BN // 32,
         3,

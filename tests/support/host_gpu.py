@@ -51,7 +51,7 @@ def parameters(kernel):
     if kernel.signature is fused_stage.SIGNATURE:
         return product | {"steps": 3} | vectors
     if kernel.signature is tensor_core.COMPLETE_SIGNATURE:
-        return product | {"x": MATRIX, "y": MATRIX, "steps": 5} | vectors
+        return product | {"x": MATRIX, "y": MATRIX, "steps": 7} | vectors
     if kernel.signature is tensor_core.ADD_PARTIALS_SIGNATURE:
         operands = {"alpha": SCALAR, "a_parts": MATRIX, "b_parts": MATRIX, "beta": SCALAR}
         return operands | dict.fromkeys(("c", "a", "b", "partials"), MATRIX) | {"words": 10} | vectors

@@ -71,6 +71,7 @@ RECORDS: tuple[DirectStage | FusedStage | TensorStage | TmaStage, ...] = (
         complete=True,
         waits=True,
         splits=True,
+        in_step=True,
     ),
     TmaStage(
         name="tf32_tma",

@@ -3,11 +3,11 @@
 Bottleneck before: each block sets up barriers, waits for its first slots, and stores its tile while its tensor cores
     idle. In sums of one sign, the truncation that remains adds up.
 Idea: as many blocks as the GPU has multiprocessors, each of which computes one tile after another. Tiles are visited in
-    groups of rows, so that those computed at the same time share operands in the L2 cache. The next tile's slots are
-    fetched while the current tile is stored. The sum of the leading products is kept apart from that of the rests
-    (`accumulate`), in registers that the producer warpgroup does not need. A result of NaN or infinity may be an
-    artefact of the parts, so it is determined from the original operands (`special_values`). If there are few tiles,
-    several blocks share the sums of each, in the same kernel (`split_k`).
+    groups of rows, so that those computed at the same time share operands in the L2 cache; blocks keep in step, so that
+    they do (`pacing`). The next tile's slots are fetched while the current tile is stored. The sum of the leading
+    products is kept apart from that of the rests (`accumulate`), in registers that the producer warpgroup does not
+    need. A result of NaN or infinity may be an artefact of the parts, so it is determined from the original operands
+    (`special_values`). If there are few tiles, several blocks share the sums of each, in the same kernel (`split_k`).
 Traffic: as before, mostly from the L2 cache.
 Registers and shared memory: up to three sums of a warpgroup's tile, 240 registers per thread; as many slots as fit.
 Measured: 136.2 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.79 of cuBLAS SGEMM, in turns and 1.00 times
@@ -18,7 +18,7 @@ Limits: additions. Instructions show why this stage is no faster than fresh_sums
     bytes from the L2 cache: see docs/experiments.md.
 """
 
-from numba import cuda, float32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from ...device import mbarrier, registers
 from ...device.grid_order import let_next_start, wait_for_last
@@ -27,6 +27,7 @@ from ...simulator.switch import device_function, hardware_only
 from ..stage import require
 from .accumulate import tile_sums
 from .epilogue import of_batch, place, sums_store
+from .pacing import pace
 from .pipeline import first_slot, slot_copies
 from .split_k import share
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP
@@ -38,7 +39,7 @@ def build(config, variant):
     SLOTS, CONSUMERS, SLOT = config.slots(precision), config.consumers, config.slot_bytes(precision)
     COLUMN_GROUPS, CLAIM = BN // 8, config.claim
     fetch, sum_tile = slot_copies(config, precision), tile_sums(config, precision)
-    store = sums_store(variant, COLUMN_GROUPS)
+    store, keep_in_step = sums_store(variant, COLUMN_GROUPS), pace(SLOTS)
 
     @device_function
     def run(alpha, a, b, beta, c, x, y, steps, vectors):
@@ -52,10 +53,12 @@ def build(config, variant):
         rows, cols = uint32((c.shape[0] + (BM - 1)) // BM), uint32((c.shape[1] + (BN - 1)) // BN)
         own_rows = uint32((x.shape[0] + (BM - 1)) // BM)
         split = rows > own_rows  # C is several matrices of partial sums
+        counter = steps[5]  # 0 if blocks do not keep in step
         if tid == uint32(0):
             for i in range(SLOTS):
                 mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(1))
-                mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(WARPGROUP // WARP * CONSUMERS))
+                readers = WARPGROUP // WARP * CONSUMERS + (1 if counter else 0)
+                mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(readers))
             mbarrier.initialised()
         cuda.syncthreads()  # the barriers are set up before any thread waits on them
         wait_for_last()  # the operands have been decomposed
@@ -66,21 +69,26 @@ def build(config, variant):
         if tid >= uint32(WARPGROUP * CONSUMERS):
             if CLAIM > 0:
                 registers.release(LEFT)
-            parity = uint32(1)  # of the phase before the first, so that all slots count as empty
-            while tid == uint32(WARPGROUP * CONSUMERS) and tile < uint32(rows * cols):
-                tile_row, tile_col = place(tile, rows, cols)
-                tile_row, s, end = share(tile_row, rows, own_rows, k_slots)
-                while s < end:
-                    at, filled = uint32(start + i * SLOT), uint32(full + i * BARRIER_BYTES)
-                    while not mbarrier.ended(uint32(empty + i * BARRIER_BYTES), parity):
-                        pass
-                    fetch(at, a, b, s, k_slots, int64(tile_row) * BM, int64(tile_col) * BN, filled)
-                    s = uint32(s + 1)
-                    i = uint32(i + 1)
-                    if i == uint32(SLOTS):
-                        i = uint32(0)
-                        parity = uint32(parity ^ 1)
-                tile = uint32(tile + cuda.gridDim.x)
+            warp = cuda.shfl_sync(0xFFFFFFFF, int32(tid // WARP), 0)  # so the compiler knows that a warp has one role
+            if warp == WARPGROUP // WARP * CONSUMERS + 1:
+                if counter and tid % WARP == 0:
+                    keep_in_step(counter, uint32(steps[6]), uint32(rows * cols), k_slots, full, empty)
+            else:
+                parity = uint32(1)  # of the phase before the first, so that all slots count as empty
+                while tid == uint32(WARPGROUP * CONSUMERS) and tile < uint32(rows * cols):
+                    tile_row, tile_col = place(tile, rows, cols)
+                    tile_row, s, end = share(tile_row, rows, own_rows, k_slots)
+                    while s < end:
+                        at, filled = uint32(start + i * SLOT), uint32(full + i * BARRIER_BYTES)
+                        while not mbarrier.ended(uint32(empty + i * BARRIER_BYTES), parity):
+                            pass
+                        fetch(at, a, b, s, k_slots, int64(tile_row) * BM, int64(tile_col) * BN, filled)
+                        s = uint32(s + 1)
+                        i = uint32(i + 1)
+                        if i == uint32(SLOTS):
+                            i = uint32(0)
+                            parity = uint32(parity ^ 1)
+                    tile = uint32(tile + cuda.gridDim.x)
         else:
             if CLAIM > 0:
                 registers.claim(CLAIM)

@@ -16,7 +16,7 @@ if not SIMULATOR:
 
     from ...device.matrix import MatrixType
 
-BATCH_STEPS = 5
+COMPLETE_WORDS = 7
 ADD_PARTIALS_WORDS = 10
 FUSED_STEPS = 3
 
@@ -65,7 +65,7 @@ def teaching_signature(variant: TensorVariant) -> tuple[Any, ...]:
 def complete_signature(variant: TensorVariant) -> tuple[Any, ...]:
     """Return the Numba types of the parameters (alpha, a, b, beta, c, x, y, steps, vectors)."""
     matrix = MatrixType(False)
-    return (*teaching_signature(variant), matrix, matrix, _steps_type(BATCH_STEPS), *vector_types(variant.vectors))
+    return (*teaching_signature(variant), matrix, matrix, _steps_type(COMPLETE_WORDS), *vector_types(variant.vectors))
 
 
 def add_partials_signature(variant: AddPartialsVariant) -> tuple[Any, ...]:

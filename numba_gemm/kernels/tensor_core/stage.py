@@ -27,6 +27,7 @@ from ..step import (
     Slot,
     Step,
     Vector,
+    Word,
     Words,
 )
 from .config import (
@@ -111,6 +112,16 @@ def threads_per_sum(splits: int) -> int:
     return next(count for count in (1, 2, 4, 8) if count == 8 or splits <= PARTIALS_PER_THREAD * count)
 
 
+def words_of_turns(tiles: int, matrices: int, gpu: Gpu) -> tuple[Word, int]:
+    """Return the address of the counter by which blocks keep in step, and the tiles rounded up to a multiple of them.
+
+    The address is 0 unless blocks compute several tiles of one matrix.
+    """
+    blocks = min(tiles, gpu.sm_count)
+    counter = Moving(Slot.COUNTERS) if matrices == 1 and tiles > blocks else 0
+    return counter, ceil_div(tiles, max(blocks, 1)) * blocks
+
+
 # --------------------------------------------------------------------------------------------------------------- stage
 
 
@@ -120,12 +131,13 @@ class TensorStage(Stage):
 
     ``build(config, variant)`` returns a kernel that multiplies decomposed operands. Its parameters are ``(alpha, a, b,
     beta, c)`` or, if the stage is ``complete``, ``(alpha, a, b, beta, c, x, y, steps, vectors)``: the operands before
-    they were decomposed; `BATCH_STEPS` steps, bytes from a matrix of a batch to the next of a, b, c, x and y; and the
-    epilogue's vectors, if any. A complete stage's grid has any number of blocks along x, and the matrices of a batch
-    along y. The grid of any other has one block per block tile, columns along x and rows along y. One that ``waits``
-    may start before the operands are decomposed, and waits for them. One that ``splits`` takes a `Partition` whose
-    blocks, along x, are several per tile of C: they share its sums (`split_k`). One that ``reads_rows`` reads A before
-    it is decomposed; in place of decomposed A, it is passed that of B once more.
+    they were decomposed; `COMPLETE_WORDS` words, bytes from a matrix of a batch to the next of a, b, c, x and y, then
+    those of `words_of_turns`; and the epilogue's vectors, if any. A complete stage's grid has any number of blocks
+    along x, and the matrices of a batch along y. The grid of any other has one block per block tile, columns along x
+    and rows along y. One that ``waits`` may start before the operands are decomposed, and waits for them. One that
+    ``splits`` takes a `Partition` whose blocks, along x, are several per tile of C: they share its sums (`split_k`).
+    One that ``reads_rows`` reads A before it is decomposed; in place of decomposed A, it is passed that of B once more.
+    Blocks of one that is ``in_step`` keep together (`pacing`).
     """
 
     min_cc: tuple[int, int] = (9, 0)
@@ -135,6 +147,7 @@ class TensorStage(Stage):
     waits: bool = False
     splits: bool = False
     reads_rows: bool = False
+    in_step: bool = False
 
     @property
     def batch_dimensions(self) -> int:
@@ -217,13 +230,15 @@ class TensorStage(Stage):
         shares = self.shares(config, product, precision, partition)
         grid = (min(shares * rows * cols, most), made.matrices, 1)
         if shares == 1:
-            arguments += (x, y, Words((own[0], own[1], c_step, a_step, b_step)), *vectors)
-            return Launches((*before, Step(kernel, grid, block, arguments, overlaps)), made.bytes)
+            turns = words_of_turns(rows * cols, made.matrices, gpu) if self.in_step else (0, 0)
+            arguments += (x, y, Words((own[0], own[1], c_step, a_step, b_step, *turns)), *vectors)
+            return Launches((*before, Step(kernel, grid, block, arguments, overlaps)), made.bytes, int(turns[0] != 0))
         pitch = FLOAT32_BYTES * cols * config.BN
         sums = Layout(shares * rows * config.BM, cols * config.BN, pitch, FLOAT32_BYTES)
         partials, step = MatrixAt(Moving(Slot.SCRATCH, made.bytes), sums), sums.rows * pitch
         kernel = self.kernel_of(config, kernel.variant._replace(epilogue=None, vectors=0))
-        arguments = (ALPHA_ONE, *places[:2], BETA_ZERO, partials, x, y, Words((own[0], own[1], step, a_step, b_step)))
+        words = Words((own[0], own[1], step, a_step, b_step, 0, 0))
+        arguments = (ALPHA_ONE, *places[:2], BETA_ZERO, partials, x, y, words)
         multiplies = Step(kernel, grid, block, arguments, overlaps)
         groups, variant = threads_per_sum(shares), AddPartialsVariant(product.epilogue, len(vectors))
         slot_bits = tensor_precision.slot_bits if tensor_precision.parts > 1 else 0

@@ -18,7 +18,16 @@ from functools import lru_cache
 from numba import cuda, float32, int32, int64, uint32
 
 from ...device import mbarrier, registers, tensor_map, wgmma
-from ...device.address import address_of, col_step, global_store2, row_step, shared_load1, shared_load2, transposed
+from ...device.address import (
+    address_of,
+    col_step,
+    global_load2,
+    global_store2,
+    row_step,
+    shared_load1,
+    shared_load2,
+    transposed,
+)
 from ...device.matrix import shifted
 from ...device.store import element_store
 from ...device.units import WARP
@@ -113,20 +122,39 @@ def sums_store(config, variant):
 
     write = write_all if PLAIN else write_apart
 
+    def pairs_store(first, second):
+        """Make a device function ``(c, start, over, down, alpha, acc, beta)`` that writes sums by 64-bit stores.
+
+        Groups are `over` bytes apart. Of each four sums, the first two are neighbours in memory, and the others too,
+        `down` bytes further on; `first` is the index of the second one, `second` that of the third.
+        """
+
+        @device_function
+        def write_pairs(c, start, over, down, alpha, acc, beta):
+            if beta != float32(0):  # all of C is read before any of it is written, so that the reads overlap
+                for j in range(COLUMN_GROUPS):
+                    above, below = global_load2(c, start + j * over), global_load2(c, start + j * over + down)
+                    acc[j, 0] = alpha * acc[j, 0] + beta * above[0]
+                    acc[j, first] = alpha * acc[j, first] + beta * above[1]
+                    acc[j, second] = alpha * acc[j, second] + beta * below[0]
+                    acc[j, 3] = alpha * acc[j, 3] + beta * below[1]
+                alpha = float32(1)
+            for j in range(COLUMN_GROUPS):
+                global_store2(c, start + j * over, alpha * acc[j, 0], alpha * acc[j, first])
+                global_store2(c, start + j * over + down, alpha * acc[j, second], alpha * acc[j, 3])
+
+        return write_pairs
+
+    write_rows, write_columns = pairs_store(1, 2), pairs_store(2, 1)
+
     @device_function
     def store(c, row, col, alpha, acc, beta, vectors, inside):
         start, down, right = address_of(c, row, col), row_step(c), col_step(c)
-        pairs = PLAIN and inside and beta == float32(0) and start % 8 == 0
+        pairs = PLAIN and inside and start % 8 == 0
         if pairs and right == 4 and down % 8 == 0:
-            for j in range(COLUMN_GROUPS):
-                upper = start + 32 * j
-                global_store2(c, upper, alpha * acc[j, 0], alpha * acc[j, 1])
-                global_store2(c, upper + DOWN * down, alpha * acc[j, 2], alpha * acc[j, 3])
+            write_rows(c, start, int64(32), DOWN * down, alpha, acc, beta)
         elif pairs and DOWN == 1 and down == 4 and right % 8 == 0:
-            for j in range(COLUMN_GROUPS):
-                left = start + 8 * j * right
-                global_store2(c, left, alpha * acc[j, 0], alpha * acc[j, 2])
-                global_store2(c, left + right, alpha * acc[j, 1], alpha * acc[j, 3])
+            write_columns(c, start, 8 * right, right, alpha, acc, beta)
         else:
             write(c, row, col, alpha, acc, beta, vectors)
 
