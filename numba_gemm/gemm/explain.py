@@ -29,7 +29,7 @@ from ..runtime.launch import product_of
 from ..typing import Array, ArrayT, ComputeCapability, DeviceLike, DType, Layout, PrecisionName, Scalar, StageChoice
 from . import batches, heuristics, tensor_heuristics
 from .explanation import Explanation
-from .fp32_auto import Extents, auto_reason, extents_of, resolved
+from .fp32_auto import auto_reason, described, product_for, resolved
 from .heuristics import Choice
 from .occupancy import occupancy
 from .precision import FP32_AUTO, IEEE, canonical, check_precision
@@ -79,10 +79,10 @@ def explain(
         wanted = held.of(wanted)
     kind, device = wanted.a.kind, devices.get_device(wanted.device)
     strides = arrays.row_major(wanted.shape, FLOAT32_BYTES)
-    result = wanted.out or Operand("out", kind, None, FLOAT32, wanted.shape, strides, 0, wanted.device)
+    result = wanted.out or Operand("out", ArrayKind(), None, FLOAT32, wanted.shape, strides, 0, wanted.device)
     given = [wanted.a, wanted.b, *wanted.vectors]
-    x, y, *vectors = (_described(kind.placed(one)) for one in given)
-    z = _described(result if wanted.out is None else kind.placed(result))
+    x, y, *vectors = map(described, given)
+    z = described(result)
     products = [part.product for part in wanted.parts(x, y, z, vectors)]
     copies, copies_c = kind.copies(given, result, reads_out=wanted.beta != 0), wanted.addend is not None
     if copies_c and copies != Copies():
@@ -93,8 +93,7 @@ def explain(
             "", "", wanted.precision, (0, 0, 0), 0, 0, 1, "", "", False, False, copies, 0, 0, 0.0, reason
         )
     choices = [wanted.choose(product) for product in products]
-    extents = extents_of(*wanted.given, wanted.epilogue)._replace(k=wanted.k)  # 0 if alpha is
-    words = _precision_words(canonical(named), wanted.precision, extents, device.properties)
+    words = _precision_words(canonical(named), product_for(x, y, wanted.epilogue), device.properties)
     words += _prepared_words(wanted.prepared)
     told = _explanation(products, choices, device.properties, device.partition, wanted.precision, copies, words)
     return replace(told, copies_c=copies_c)
@@ -152,11 +151,11 @@ def explain_shape(
     if stage != "auto":
         resolve(stage, gpu.cc)
     check_precision(precision, gpu.cc, stage)
-    extents = Extents(m, n, k, batch)
-    arithmetic = resolved(precision, extents, gpu)
-    check_terms(arithmetic, k)
     dtypes = (*check_dtypes(dtype), FLOAT32)
     x, y, z = (_dense(name, shape, *how) for (name, shape), *how in zip(shapes.items(), (*layout, "N"), dtypes))
+    whole = product_for(x, y)
+    arithmetic = resolved(precision, whole, gpu)
+    check_terms(arithmetic, k)
     at_once = batch_dimensions(stage, arithmetic, gpu.cc)
     products = [product_of(*parts) for parts in batches.products(x, y, z, 0, at_once=at_once, fold=True)]
     choices = []
@@ -167,7 +166,7 @@ def explain_shape(
         else:
             choices.append(heuristics.best(wanted) if stage == "auto" else heuristics.named(stage, wanted))
     partition = _model_partition(gpu) if ordinal is None else devices.get_device(ordinal).partition
-    words = _precision_words(precision, arithmetic, extents, gpu)
+    words = _precision_words(precision, whole, gpu)
     if ordinal is None:
         words += f"modelled on the {gpu.name}; "
     return _explanation(products, choices, gpu, partition, arithmetic, Copies(), words)
@@ -244,11 +243,12 @@ def _prepared_seconds(product: Product, choice: Choice, gpu: DeviceProperties) -
     return seconds(*counted) - seconds(*left)
 
 
-def _precision_words(asked: str, precision: str, extents: Extents, gpu: DeviceProperties) -> str:
+def _precision_words(asked: str, product: Product, gpu: DeviceProperties) -> str:
     """Return the reason for the precision that "fp32_auto" stands for; empty for other precisions."""
     if asked != FP32_AUTO:
         return ""
-    return f"{FP32_AUTO} stands for {precision}, since {auto_reason(extents, gpu)[1]}; "
+    precision, reason = auto_reason(product, gpu)
+    return f"{FP32_AUTO} stands for {precision}, since {reason}; "
 
 
 def _prepared_words(prepared: tuple[bool, bool]) -> str:
@@ -345,11 +345,6 @@ def _schedule_words(choice: Choice, launches: Launches) -> dict[str, int]:
     from ..device.partition import FIELDS
 
     return dict(zip(FIELDS, launches.multiplication.arguments[5].words))  # type: ignore[arg-type]
-
-
-def _described(operand: Operand) -> Operand:
-    """Return an operand without its array, which is neither read nor kept."""
-    return replace(operand, kind=ArrayKind(), array=None)
 
 
 def _split(words: dict[str, int], counters: int, blocks: int) -> int:

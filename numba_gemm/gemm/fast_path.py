@@ -22,7 +22,7 @@ from ..runtime import epilogue as epilogues
 from ..runtime.bound_product import NoRoomForMaps
 from ..runtime.launch import Launched, bind_product
 from . import heuristics
-from .fp32_auto import Extents, resolved
+from .fp32_auto import resolved
 from .precision import FP32_AUTO, canonical
 from .request import Request, chosen
 
@@ -269,7 +269,7 @@ def _of_other_extents(cache: CallCache, key: Any, stride_bytes: int) -> CachedCa
     stage, precision = tag
     product, gpu = Product(a, b, c), devices.device_properties(device)
     if (precision := canonical(precision)) == FP32_AUTO:
-        precision = resolved(precision, Extents(m, n, k), gpu)
+        precision = resolved(precision, product, gpu)
     wanted = heuristics.problem(product, gpu, precision)
     launched = bind_product(product, chosen(stage, device, wanted).selected, device)
     if len(launched) > MAX_LAUNCHES or (len(launched) > 1 and any(bound.launches.maps for bound, *_ in launched)):

@@ -25,7 +25,7 @@ from ..simulator.switch import SIMULATOR
 from ..typing import Array, ArrayT, DeviceLike, DType, Layout, PrecisionName, Scalar, StageChoice
 from . import fast_path, heuristics, product, request
 from .fast_path import CallCache
-from .fp32_auto import Extents, resolved
+from .fp32_auto import resolved
 from .heuristics import Choice
 from .launch_choice import decomposed
 from .precision import IEEE, check_precision
@@ -168,14 +168,14 @@ class Plan:
         owner = devices.get_device(device)
         gpu = owner.properties
         check_precision(precision, gpu.cc, stage)
-        self.precision = resolved(precision, Extents(m, n, k, prod(batch), epilogue is not None), gpu)
-        request.check_takes_epilogue(stage, self.precision, gpu.cc, epilogue)
+        request.check_takes_epilogue(stage, precision, gpu.cc, epilogue)
+        self._product = self._planned(epilogue)
+        self.precision = resolved(precision, self._product, gpu)
         self._epilogue, self._asked = epilogue, stage
         self._memory = memory  # keeps it alive
         self._repeat: fast_path.Repeated | None = None
         self._repeated = False
         self._calls, self._tag = CallCache(), (stage, self.precision)
-        self._product = self._planned(epilogue)
         wanted = heuristics.problem(self._product, gpu, self.precision)
         self._choice = request.chosen(stage, device, wanted)
         launches = [self._prepared(self._choice)]

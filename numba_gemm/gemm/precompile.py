@@ -29,7 +29,7 @@ from ..simulator.switch import SIMULATOR
 from ..typing import ComputeCapability, DeviceLike, DType, Layout, PrecisionName, StageChoice
 from . import autotune_cache, heuristics
 from .compile_progress import fetch_with_progress
-from .fp32_auto import AUTO_PRECISION, Extents, resolved
+from .fp32_auto import AUTO_PRECISION, resolved
 from .heuristics import Choice
 from .precision import FP32_AUTO, IEEE, canonical, tensor_stage
 from .request import check_size, chosen
@@ -310,8 +310,7 @@ def _chosen(name: str, precision: str, cc: tuple[int, int], products: Iterable[P
     device = next((i for i in range(devices.device_count()) if devices.device_properties(i).cc == cc), None)
     gpu = model_of(cc) if device is None else devices.device_properties(device)
     for product in products:
-        extents = Extents(product.m, product.n, product.k, product.batch.matrices)
-        wanted = heuristics.problem(product, gpu, resolved(precision, extents, gpu))
+        wanted = heuristics.problem(product, gpu, resolved(precision, product, gpu))
         if device is not None:
             choice = chosen(name, device, wanted)
         else:

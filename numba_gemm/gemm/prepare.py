@@ -16,7 +16,7 @@ from ..kernels.tensor_core.stage import TensorStage
 from ..runtime import device as devices
 from ..runtime.bound_product import BoundProduct
 from ..typing import ArrayT, PrecisionName
-from .fp32_auto import AUTO_K, AUTO_PRECISION, extents_of, resolved
+from .fp32_auto import AUTO_K, AUTO_PRECISION, product_for, resolved
 from .heuristics import TF32_TMA
 from .precision import FP32_AUTO, IEEE, canonical, check_precision, tensor_stage
 from .request import Request, check_elements, check_terms
@@ -302,10 +302,10 @@ def unwrapped(
     kept = [one for one in given if one.parts is not None] if _decomposes(stage) else []
     arithmetic: str = wanted
     if kept and wanted == FP32_AUTO:
-        left, right = (arrays.describe(name, one, None).shape for name, one in zip(SIDES, (x, y)))
-        if left and right:  # otherwise the product is refused
-            extents = extents_of(left, right, epilogue)
-            arithmetic = resolved(wanted, extents, devices.device_properties(kept[0].device))
+        left, right = (arrays.describe(name, one, None) for name, one in zip(SIDES, (x, y)))
+        if left.shape and right.shape and 0 not in (*left.shape, *right.shape):  # else there are no sums
+            gpu = devices.device_properties(kept[0].device)
+            arithmetic = resolved(wanted, product_for(left, right, epilogue), gpu)
     kept = [one for one in kept if one.narrow == arithmetic]
     of_a, of_b = (any(one is operand for one in kept) for operand in (a, b))
     return Unwrapped(x, y, wanted, arithmetic, (of_a, of_b), tuple(one.parts for one in kept))

@@ -25,7 +25,7 @@ from ..runtime.matrix import Matrix, Vector
 from ..typing import PrecisionName
 from . import autotune_cache, batches, heuristics
 from .cost_model import rated
-from .fp32_auto import extents_of, resolved
+from .fp32_auto import product_for, resolved
 from .heuristics import Choice
 from .precision import FP32_AUTO, canonical, check_precision, tensor_stage
 from .stage_names import ANY_GPU, check_stage_precision, resolve
@@ -237,10 +237,12 @@ def checked(
     if stage != "auto":
         resolve(stage, gpu.cc)
     check_precision(precision, gpu.cc, stage)
-    precision = resolved(precision, extents_of(*shapes, epilogue), gpu)
+    empty = alpha == 0 or k == 0 or 0 in shape
+    if precision == FP32_AUTO:
+        precision = IEEE if empty else resolved(precision, product_for(left, right, epilogue), gpu)
     check_takes_epilogue(stage, precision, gpu.cc, epilogue)
     check_terms(precision, k)
-    if alpha == 0 or k == 0 or 0 in shape:
+    if empty:
         # Sums without terms: a and b are not read, and alpha = 0 keeps an infinite or NaN alpha out of beta * C.
         alpha, k, left, right = 0.0, 0, left.emptied(len(left.shape) - 1), right.emptied(max(len(right.shape) - 2, 0))
         stage, precision = (stage if stage in LADDER else "auto"), IEEE

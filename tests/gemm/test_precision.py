@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 
 import numba_gemm
+from numba_gemm.arrays import ArrayKind, Operand, row_major
+from numba_gemm.gemm import explain as explanations
 from numba_gemm.gemm import heuristics
 from numba_gemm.gemm import plan as plans
 from numba_gemm.gemm import precision as precisions
+from numba_gemm.gemm import precompile as precompiling
+from numba_gemm.gemm import request as requests
 from numba_gemm.gemm.explain import explain_shape
-from numba_gemm.gemm.fp32_auto import Extents, auto_reason, extents_of, resolved
+from numba_gemm.gemm.fp32_auto import auto_reason, product_for, resolved
 from numba_gemm.gemm.precision import ALIASES, KNOWN, canonical, check_precision
-from numba_gemm.kernels.product import Product, dense
+from numba_gemm.kernels.product import LAYOUTS, Batch, Layout, Product, dense
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.lab.bench.experiment import precision_names
 from numba_gemm.runtime.device import SIMULATED_DEVICE
@@ -41,7 +45,7 @@ def test_aliases_and_names_in_any_case_stand_for_precisions():
     for alias, name in ALIASES.items():
         assert name in KNOWN
         assert canonical(alias) == canonical(alias.upper()) == canonical(alias.lower()) == name
-    assert canonical("bfx9") == resolved("BFX9", Extents(4, 4, 4), gpu_of((9, 0))) == "bf16x9"
+    assert canonical("bfx9") == resolved("BFX9", by_rows(4, 4, 4), gpu_of((9, 0))) == "bf16x9"
 
 
 @pytest.mark.parametrize("name", ["high", "medium", "HIGH", "default"])
@@ -87,7 +91,7 @@ def gpu_of(cc):
 
 
 def test_fp32_auto_is_float32_on_other_gpus_and_on_the_simulator():
-    large = Extents(4096, 4096, 4096)
+    large = by_rows(4096, 4096, 4096)
     assert resolved("fp32_auto", large, gpu_of((8, 0))) == "ieee"
     assert resolved("tf32", large, gpu_of((9, 0))) == "tf32"
     assert resolved("fp32_auto", large, gpu_of((9, 0))) == ("ieee" if SIMULATOR else "bf16x6")
@@ -101,33 +105,53 @@ def tensor_cores(monkeypatch):
 
 @pytest.mark.usefixtures("tensor_cores")
 def test_smallest_k_of_fp32_auto():
-    chosen = {k: resolved("fp32_auto", Extents(4096, 4096, k), gpu_of((9, 0))) for k in (255, 256, 1023, 1024)}
+    chosen = {k: resolved("fp32_auto", by_rows(4096, 4096, k), gpu_of((9, 0))) for k in (255, 256, 1023, 1024)}
     assert chosen == {255: "ieee", 256: "bf16x6", 1023: "bf16x6", 1024: "bf16x6"}
 
 
-AUTO_EXTENTS = [
-    Extents(*extents)
-    for extents in itertools.product(
-        (1, 40, 256, 1000, 4096), (8, 384, 3000), (256, 1023, 1024, 65536), (1, 3, 100), (False, True)
+def doubled(value, row, col):
+    return value + value
+
+
+def by_rows(m, n, k):
+    return Product(dense("N", m, k), dense("N", k, n), dense("N", m, n))
+
+
+def unaligned(product):
+    a, b = (x._replace(offset=4) for x in (product.a, product.b))
+    return product._replace(a=a, b=b)
+
+
+def by_columns(product):
+    """Return a product of operands whose rows in memory, those of the transposes, are not aligned."""
+    (m, k), n = product.a[:2], product.n
+    a, b = Layout(m, k, 4, 4 * (m // 2 * 2 + 1)), Layout(k, n, 4, 4 * (k // 2 * 2 + 1))
+    return product._replace(a=a, b=b)
+
+
+def batched(product):
+    m, n, k = product.m, product.n, product.k
+    return product._replace(batch=Batch((1, 1, 3), (0, 0, 4 * m * k), (0, 0, 4 * k * n), (0, 0, 4 * m * n)))
+
+
+AUTO_PRODUCTS = [
+    change(by_rows(*extents))
+    for extents, change in itertools.product(
+        itertools.product((1, 40, 256, 1000, 4096), (8, 384, 3000), (256, 1023, 1024, 65536)),
+        (lambda x: x, unaligned, by_columns, batched, lambda x: x._replace(epilogue=doubled)),
     )
 ]
 
 
 @pytest.mark.usefixtures("tensor_cores")
 def test_fp32_auto_is_the_one_that_is_expected_to_be_faster():
-    found = set()
-    for extents in AUTO_EXTENTS:
-        precision, words = auto_reason(extents, gpu_of((9, 0)))
-        m, n, k, _, epilogue = extents
-        product = Product(dense("N", m, k), dense("N", k, n), dense("N", m, n))
-        dense_by_rows = heuristics.problem(product, gpu_of((9, 0)), "bf16x6")
-        read = {name: getattr(dense_by_rows, name) for name in ("vectors", "a_vectors", "b_vectors")}
-        read["b_vectors"] &= k % 4 == 0  # by columns, too
-        wanted = [
-            heuristics.Problem(*extents[:4], **read, epilogue=epilogue, precision=one) for one in ("ieee", "bf16x6")
-        ]
-        exact, emulated = (heuristics.best(one).clocks for one in wanted)
-        assert precision == ("bf16x6" if emulated < exact else "ieee"), extents
+    found, gpu = set(), gpu_of((9, 0))
+    for product in AUTO_PRODUCTS:
+        precision, words = auto_reason(product, gpu)
+        exact, emulated = (
+            heuristics.choose(heuristics.problem(product, gpu, one)).clocks for one in ("ieee", "bf16x6")
+        )
+        assert precision == ("bf16x6" if emulated < exact else "ieee"), product
         assert f"bf16x6 is expected to take {emulated / 1980:.1f} us instead of {exact / 1980:.1f} us" in words.replace(
             "it is expected", "bf16x6 is expected"
         )
@@ -135,25 +159,18 @@ def test_fp32_auto_is_the_one_that_is_expected_to_be_faster():
     assert found == {"ieee", "bf16x6"}
 
 
-def doubled(value, row, col):
-    return value + value
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.parametrize("change", [unaligned, by_columns, batched, lambda x: x._replace(epilogue=doubled)])
+def test_properties_of_the_operands_by_which_fp32_auto_decides(change):
+    """The operands' extents alone do not tell which is faster."""
+    products = [by_rows(*one) for one in itertools.product((16, 40, 64, 128, 512), (64, 768, 3000), (256, 1024, 3072))]
+    gpu = gpu_of((9, 0))
+    assert any(resolved("fp32_auto", change(one), gpu) != resolved("fp32_auto", one, gpu) for one in products)
 
 
-@simulated
-def test_a_plan_and_a_call_with_an_epilogue_stand_for_the_same(monkeypatch):
-    """With these extents, the epilogue decides."""
-    monkeypatch.setattr(precisions, "SIMULATOR", False)
-    m, n, k = next(
-        one
-        for one in itertools.product((40, 64, 100, 128), (768, 3000, 8192), (1024, 3072))
-        if len({resolved("fp32_auto", Extents(*one, epilogue=each), gpu_of((9, 0))) for each in (False, True)}) == 2
-    )
-    asked = []
-    monkeypatch.setattr(plans, "resolved", lambda precision, extents, gpu: asked.append(extents) or "ieee")
-    monkeypatch.setattr(precisions, "SIMULATOR", True)
-    for epilogue in (None, doubled):
-        numba_gemm.plan(m, n, k, precision="fp32_auto", epilogue=epilogue)
-        assert asked.pop() == extents_of((m, k), (k, n), epilogue)
+def operand(*shape, dtype="float32", strides=None, pointer=0):
+    size = 4 if dtype == "float32" else 2
+    return Operand("a", ArrayKind(), None, dtype, shape, strides or row_major(shape, size), pointer)
 
 
 @pytest.mark.parametrize(
@@ -166,14 +183,54 @@ def test_a_plan_and_a_call_with_an_epilogue_stand_for_the_same(monkeypatch):
         ((2, 3, 5), (2, 5, 7), None, (3, 7, 5, 2)),
         ((2, 1, 3, 5), (4, 5, 7), None, (3, 7, 5, 8)),
         ((2, 4, 3, 5), (5, 7), None, (24, 7, 5, 1)),
-        ((2, 4, 3, 5), (5, 7), abs, (3, 7, 5, 8)),
-        ((0, 3, 5), (0, 5, 7), None, (3, 7, 5, 0)),
+        ((2, 4, 3, 5), (5, 7), doubled, (3, 7, 5, 8)),
     ],
 )
-def test_extents_by_which_fp32_auto_decides(a, b, epilogue, expected):
-    assert extents_of(a, b, epilogue) == (*expected, epilogue is not None)
-    if 0 in expected:
-        assert resolved("fp32_auto", Extents(*expected), gpu_of((9, 0))) == "ieee"
+def test_extents_of_the_product_by_which_fp32_auto_decides(a, b, epilogue, expected):
+    product = product_for(operand(*a), operand(*b), epilogue)
+    assert (product.m, product.n, product.k, product.batch.matrices) == expected
+    assert product.epilogue is epilogue
+
+
+def test_layouts_of_the_product_by_which_fp32_auto_decides():
+    a, b = operand(3, 5, strides=(4, 12), pointer=20), operand(5, 7, dtype="float16", pointer=32)
+    product = product_for(a, b)
+    assert product.a == Layout(3, 5, 4, 12, offset=4)
+    assert product.b == Layout(5, 7, 14, 2, dtype="float16")
+    assert product.c == dense("N", 3, 7)
+
+
+@simulated
+@pytest.mark.parametrize(
+    ("layout", "epilogue"), [(layout, one) for layout in LAYOUTS for one in (None, doubled)], ids=str
+)
+def test_plans_calls_and_explanations_decide_by_the_same_product(monkeypatch, layout, epilogue):
+    asked = []
+
+    def resolving(precision, product, gpu):
+        asked.append(heuristics.problem(product, gpu))
+        return "ieee"
+
+    for module in (plans, requests, explanations, precompiling):
+        monkeypatch.setattr(module, "resolved", resolving)
+    m, n, k = 12, 8, 20
+    a, b = (
+        np.ones(shape, np.float32, order="C" if order == "N" else "F") for order, shape in zip(layout, ((m, k), (k, n)))
+    )
+    numba_gemm.plan(m, n, k, layout=layout, precision="fp32_auto", epilogue=epilogue)
+    numba_gemm.tiled_sgemm(a, b, precision="fp32_auto", epilogue=epilogue)
+    numba_gemm.explain(a, b, precision="fp32_auto", epilogue=epilogue)
+    if epilogue is None:
+        explain_shape(m, n, k, layout=layout, precision="fp32_auto")
+        list(
+            precompiling._chosen(
+                "auto", "fp32_auto", (9, 0), precompiling._products([(m, n, k)], [layout], ("float32",) * 2)
+            )
+        )
+    assert len(asked) == 5 if epilogue is None else 3
+    assert len(set(asked)) == 1
+    assert (asked[0].a_along, asked[0].b_along) == (layout[0] == "N", layout[1] == "T")
+    assert asked[0].epilogue == (epilogue is not None)
 
 
 @simulated
