@@ -102,7 +102,6 @@ def chunk_loader(
             step, inner_step = NEXT * col_step(x), row_step(x)
             inner, outer, inner_end, outer_end = row, k, rows, rest
         left = int32(inner_end - inner)  # floats to the end of the row
-        here = outer_end if left > int32(0) else int32(0)
         for i in range(COPIES // RUN):
             place = further(first, row, k, i)
             if RUN > 1:
@@ -110,7 +109,7 @@ def chunk_loader(
                     floats = int32(left - j * PASS) if int32(outer + i * NEXT) < outer_end else int32(0)
                     start(tiles, uint32(to + place + 4 * PASS * j), x, at + j * PASS * inner_step, floats, in_full)
             elif EVEN or tid + i * threads < uint32(INNER * OUTER):
-                floats = left if int32(outer + i * NEXT) < here else int32(0)
+                floats = left if int32(outer + i * NEXT) < outer_end else int32(0)
                 start(tiles, uint32(to + place), x, at, floats, in_full)
             at += step
 
