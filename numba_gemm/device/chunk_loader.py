@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from numba import int32, uint32
 
 from ..simulator.switch import device_function
-from .address import col_step, copy4_or_zero, copy16_or_zero, row_step
+from .address import col_step, copy4_or_zero, copy16_of, copy16_or_zero, row_step
 from .units import ceil_div
 
 
@@ -46,8 +46,13 @@ class ChunkLoader(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def chunk_loader(access: str, extent: int, bk: int, threads: int, pitch: int, padding: int) -> ChunkLoader:
-    """Return the loader of chunks by `threads` threads; extents are powers of two."""
+def chunk_loader(
+    access: str, extent: int, bk: int, threads: int, pitch: int, padding: int, any_extent: bool = False
+) -> ChunkLoader:
+    """Return the loader of chunks by `threads` threads; extents are powers of two.
+
+    With `any_extent`, the last vector of a row may be partial.
+    """
     ACROSS = access.startswith("across")
     WIDTH = 4 if access.endswith("4") else 1  # floats per copy
     INNER, OUTER = (extent // WIDTH, bk) if ACROSS else (bk // WIDTH, extent)  # copies along both axes of the chunk
@@ -57,7 +62,6 @@ def chunk_loader(access: str, extent: int, bk: int, threads: int, pitch: int, pa
     PASS = threads * WIDTH  # floats from one of these to the next
     NEXT = max(1, threads // INNER)  # places along the outer axis from one to the next
     FOUR_K = 4 * extent + padding
-    copy = copy16_or_zero if WIDTH == 4 else copy4_or_zero
 
     @device_function
     def place(tid):
@@ -80,23 +84,41 @@ def chunk_loader(access: str, extent: int, bk: int, threads: int, pitch: int, pa
         return position(row, k + NEXT * i)
 
     @device_function
-    def fetch(tiles, tid, to, x, address, row, k, rows, rest):
-        """Start copying a chunk of which `rows` rows and `rest` k exist, and zeros in place of the others."""
+    def start(tiles, to, x, address, floats, in_full):
+        """Start a copy of so many floats of a row, up to `WIDTH`, followed by zeros; `in_full` if it is all or none."""
+        if WIDTH == 1:
+            copy4_or_zero(tiles, to, x, address, floats > int32(0))
+        elif in_full:
+            copy16_or_zero(tiles, to, x, address, floats > int32(0))
+        else:
+            copy16_of(tiles, to, x, address, int32(4 * min(max(floats, int32(0)), int32(4))))
+
+    @device_function
+    def copies(tiles, tid, to, x, address, row, k, rows, rest, in_full):
         first = position(row, k)
         at, step, inner_step = address, NEXT * row_step(x), col_step(x)
         inner, outer, inner_end, outer_end = k, row, rest, rows
         if ACROSS:
             step, inner_step = NEXT * col_step(x), row_step(x)
             inner, outer, inner_end, outer_end = row, k, rows, rest
-        here = outer_end if inner < inner_end else int32(0)
+        left = int32(inner_end - inner)  # floats to the end of the row
         for i in range(COPIES // RUN):
             place = further(first, row, k, i)
             if RUN > 1:
                 for j in range(RUN):
-                    inside = int32(inner + j * PASS) < inner_end and int32(outer + i * NEXT) < outer_end
-                    copy(tiles, uint32(to + place + 4 * PASS * j), x, at + j * PASS * inner_step, inside)
+                    floats = int32(left - j * PASS) if int32(outer + i * NEXT) < outer_end else int32(0)
+                    start(tiles, uint32(to + place + 4 * PASS * j), x, at + j * PASS * inner_step, floats, in_full)
             elif EVEN or tid + i * threads < uint32(INNER * OUTER):
-                copy(tiles, uint32(to + place), x, at, int32(outer + i * NEXT) < here)
+                floats = left if int32(outer + i * NEXT) < outer_end else int32(0)
+                start(tiles, uint32(to + place), x, at, floats, in_full)
             at += step
+
+    @device_function
+    def fetch(tiles, tid, to, x, address, row, k, rows, rest):
+        """Start copying a chunk of which `rows` rows and `rest` k exist, and zeros in place of the others."""
+        if not any_extent or WIDTH == 1 or (rows if ACROSS else rest) >= int32(INNER * WIDTH):
+            copies(tiles, tid, to, x, address, row, k, rows, rest, True)
+        else:  # sizes of copies that differ take several instructions each
+            copies(tiles, tid, to, x, address, row, k, rows, rest, False)
 
     return ChunkLoader(ACROSS, FOUR_K, 4 * (FOUR_K * bk // 4 if ACROSS else pitch * extent), place, position, fetch)

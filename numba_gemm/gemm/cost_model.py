@@ -147,7 +147,8 @@ class Costs:
     cc, sm_count
         Compute capability and multiprocessors of the device.
     vectors : bool
-        True if A and B allow 128-bit accesses along whichever axis is contiguous.
+        True if A and B allow 128-bit accesses along whichever axis is contiguous, in `thin` partial ones at the end of
+        a row.
     stores_vectors : bool
         True if C is stored in 128-bit accesses.
     compensated : bool
@@ -377,14 +378,18 @@ def costs_of(
     cc: tuple[int, int],
     sm_count: int,
     vectors: bool,
+    partial_vectors: bool,
     stores_vectors: bool,
     compensated: bool = False,
 ) -> tuple[Costs, ...]:
     """Return the costs of all candidates on a device, or of one stage's."""
     found = rated(cc) if only is None else [(only, config) for config in only.configs]
-    rates = ((stage, config, rate_of(stage, config)) for stage, config in found)
+    rates = (
+        (stage, config, rate_of(stage, config), partial_vectors if config.lanes_k > 1 else vectors)
+        for stage, config in found
+    )
     return tuple(
-        Costs(stage, config, rate, cc, sm_count, vectors, stores_vectors, compensated)
-        for stage, config, rate in rates
-        if rate is not None and (vectors or rate.floats) and (not compensated or compensates(config))
+        Costs(stage, config, rate, cc, sm_count, in_vectors, stores_vectors, compensated)
+        for stage, config, rate, in_vectors in rates
+        if rate is not None and (in_vectors or rate.floats) and (not compensated or compensates(config))
     )

@@ -44,7 +44,6 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
     a_aligned, b_aligned = a.aligned, b.aligned
     of_a = a_aligned or a.rows == 1 or a.transposed.aligned
     of_b = b_aligned or b.cols == 1 or b.transposed.aligned
-    by_rows = precision in ROWS.precisions
     mapped = converted is product and precision in TF32_TMA.precisions and TF32_TMA.runs_on(gpu.cc)
     tma = tma_operands(product) if mapped else None
     return Problem(
@@ -56,8 +55,8 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         vectors=whole and of_a and of_b,
         a_along=a.col_stride == FLOAT32_BYTES,
         b_along=b.row_stride == FLOAT32_BYTES and b.col_stride != FLOAT32_BYTES,
-        a_vectors=by_rows and a_whole and (a_aligned or a.aligned_rows or a.transposed.aligned_rows),
-        b_vectors=by_rows and b_whole and (b_aligned or b.aligned_rows or b.transposed.aligned_rows),
+        a_vectors=a_whole and (a_aligned or a.aligned_rows or a.transposed.aligned_rows),
+        b_vectors=b_whole and (b_aligned or b.aligned_rows or b.transposed.aligned_rows),
         by_columns=c.row_stride == FLOAT32_BYTES and c.col_stride != FLOAT32_BYTES,
         epilogue=product.epilogue is not None,
         precision=precision,

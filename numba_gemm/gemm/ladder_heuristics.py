@@ -42,7 +42,8 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     by_columns = max(memory, cost_model.columns_clocks(matrices * m * n, wanted.sm_count))
     as_is, transposed = (by_columns, memory) if wanted.by_columns else (memory, by_columns)
     compensated = wanted.precision != IEEE and k > FEW_TERMS
-    for i, costs in enumerate(costs_of(stage, wanted.cc, wanted.sm_count, wanted.vectors, in_vectors, compensated)):
+    vectors = wanted.vectors, wanted.partial_vectors, in_vectors
+    for i, costs in enumerate(costs_of(stage, wanted.cc, wanted.sm_count, *vectors, compensated)):
         if costs.direct and (matrices > 1 or wanted.epilogue or wanted.precision != IEEE):
             continue
         if only is not None or not costs.narrow or (n <= costs.most_columns and costs.suits(m, n, k, a_along)):

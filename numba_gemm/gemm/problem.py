@@ -27,8 +27,7 @@ class Problem(NamedTuple):
     a_along, b_along : bool
         True if k is the contiguous axis of A, and of B.
     a_vectors, b_vectors : bool
-        True if `rows_in_registers` computes in the precision, and 16-byte copies can read A, and B, along their
-        contiguous axis, whatever its extent.
+        True if 16-byte copies can read A, and B, along their contiguous axis, whatever its extent.
     by_columns : bool
         True if C is stored by columns.
     epilogue : bool
@@ -60,6 +59,11 @@ class Problem(NamedTuple):
     sm_count: int = 132
     clock_hz: float = 1.98e9
     memory_bandwidth: float = 4.8e12
+
+    @property
+    def partial_vectors(self) -> bool:
+        """True if A and B allow 128-bit accesses along whichever axis is contiguous, partial ones at a row's end."""
+        return self.vectors or ((self.a_vectors or self.m == 1) and (self.b_vectors or self.n == 1))
 
     @property
     def swapped(self) -> Problem:

@@ -105,13 +105,17 @@ def check_dtypes(dtype: Any) -> tuple[str, str]:
     return found
 
 
-def access_of(able: tuple[str, ...], x: Layout, steps: int) -> str:
-    """Return the best access, of those `able`, to (mn, k) matrices; `steps`, in bytes, lead to others of a batch."""
+def access_of(able: tuple[str, ...], x: Layout, steps: int, any_extent: bool = False) -> str:
+    """Return the best access, of those `able`, to (mn, k) matrices; `steps`, in bytes, lead to others of a batch.
+
+    With `any_extent`, the last vector of a row may be partial.
+    """
     vectors = x.offset == 0 and steps % VECTOR_BYTES == 0
     along, across = x.col_stride == FLOAT32_BYTES, x.row_stride == FLOAT32_BYTES
-    if along and vectors and x.row_stride % VECTOR_BYTES == 0 and x.cols % 4 == 0 and "along4" in able:
+    whole_rows, whole_columns = any_extent or x.cols % 4 == 0, any_extent or x.rows % 4 == 0
+    if along and vectors and x.row_stride % VECTOR_BYTES == 0 and whole_rows and "along4" in able:
         return "along4"
-    if across and vectors and x.col_stride % VECTOR_BYTES == 0 and x.rows % 4 == 0 and "across4" in able:
+    if across and vectors and x.col_stride % VECTOR_BYTES == 0 and whole_columns and "across4" in able:
         return "across4"
     return "along1" if along and "along1" in able else "across1" if across and "across1" in able else "any"
 

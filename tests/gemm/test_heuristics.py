@@ -174,6 +174,20 @@ def test_a_problem_is_read_from_its_operands():
     assert not problem(Product(a._replace(offset=4), Layout(12, 16, 64, 4), Layout(8, 16, 64, 4)), gpu).aligned
 
 
+@pytest.mark.parametrize("layouts", ["NN", "NT", "TN", "TT", "1N"])
+def test_thin_copies_vectors_of_aligned_rows_of_any_extent(layouts):
+    """A is 301x77 and B 77x3, in rows, or columns, that are whole vectors apart; or A at an odd address."""
+    a = {"N": Layout(301, 77, 320, 4), "T": Layout(301, 77, 4, 1216), "1": Layout(301, 77, 320, 4, 4)}[layouts[0]]
+    b = {"N": Layout(77, 3, 16, 4), "T": Layout(77, 3, 4, 320)}[layouts[1]]
+    product = Product(a, b, Layout(301, 3, 12, 4))
+    wanted = problem(product, SIMULATED_DEVICE)
+    assert (wanted.vectors, wanted.partial_vectors) == (False, layouts != "1N")
+    for name, in_vectors in (("thin", wanted.partial_vectors), ("stream_k", wanted.vectors)):
+        wide = [config for config in STAGES[name].configs if config.BN > 1]
+        variants = [STAGES[name].variant(config, product) for config in wide]
+        assert {one.a[-1] for one in variants} == {"4" if in_vectors else "1"}, name
+
+
 @pytest.mark.parametrize("name", STAGES)
 def test_a_named_stage_is_run(name):
     choice = named(name, Problem(300, 200, 100))

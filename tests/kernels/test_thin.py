@@ -28,6 +28,7 @@ CONFIGS = {config.BN: config for config in (ONE, SIXTEEN, FOUR)}
 # Layouts of a matrix seen as (mn, k): views of larger arrays that are full of NaN.
 LAYOUTS: dict[str, Callable[[int, int], np.ndarray]] = {
     "along4": lambda mn, k: _nan(mn + 2, k + 8)[1 : mn + 1, 4 : k + 4],
+    "across4": lambda mn, k: _nan(k + 2, mn + 8)[1 : k + 1, 4 : mn + 4].T,
     "along1": lambda mn, k: _nan(mn + 2, k + 3)[1 : mn + 1, 1 : k + 1],
     "across1": lambda mn, k: _nan(k + 2, mn + 3)[1 : k + 1, 1 : mn + 1].T,
     "any": lambda mn, k: _nan(2 * mn + 1, 3 * k + 1)[1::2, 1::3][::-1],
@@ -118,6 +119,13 @@ def test_small(bn: int, m: int, n: int, k: int, blocks: int, whole: int) -> None
 @pytest.mark.parametrize("b", ["along1", "across1", "any"])
 def test_layouts(a: str, b: str) -> None:
     check(FOUR, 19, 3, 100 if a == "along4" else 101, a=a, b=b, alpha=-0.5, beta=2.0)
+
+
+@pytest.mark.parametrize("past", [1, 2, 3])
+@pytest.mark.parametrize("b", ["along4", "across4"])
+@pytest.mark.parametrize("a", ["along4", "across4"])
+def test_partial_vectors_at_the_end_of_a_row(a: str, b: str, past: int) -> None:
+    check(FOUR, FOUR.BM + past, FOUR.BN + past, 3 * FOUR.BK + past, a=a, b=b, blocks=3)
 
 
 @pytest.mark.parametrize("bn", [1, 16])

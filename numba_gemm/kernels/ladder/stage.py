@@ -205,13 +205,14 @@ def compensates(config: TileConfig) -> bool:
 
 def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     """Return the fastest variant that these operands allow."""
-    batch, of_a = product.batch, covering(config, config.BM)
-    if config.lanes_k > 1 and config.BM == 1:  # a row of a large A
+    batch, of_a, in_lanes = product.batch, covering(config, config.BM), config.lanes_k > 1
+    if in_lanes and config.BM == 1:  # a row of a large A
         of_a = ("along4", *of_a)
-    a = access_of(of_a, product.a, batch.a[0] | batch.a[1] | batch.a[2])
-    b = access_of(covering(config, config.BN), product.b.transposed, batch.b[0] | batch.b[1] | batch.b[2])
+    a = access_of(of_a, product.a, batch.a[0] | batch.a[1] | batch.a[2], in_lanes)
+    of_b, y = covering(config, config.BN), product.b.transposed
+    b = access_of(of_b, y, batch.b[0] | batch.b[1] | batch.b[2], in_lanes)
     aligned = product.c.aligned and (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES == 0
-    small, in_lanes = config.BM * config.BN <= 64 * 128, config.lanes_k > 1
+    small = config.BM * config.BN <= 64 * 128
     if small and not in_lanes and b[-1] == "1":  # then A by floats, too, and the other way round: fewer kernels
         a = a.replace("4", "1")
     if small and a[-1] == "1":

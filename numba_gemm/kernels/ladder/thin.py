@@ -18,8 +18,8 @@ Registers and shared memory: TM*TN accumulators, twice as many in "bf16x6", and 
 Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.61, 1.57 and
     1.38 of a copy's bandwidth, 1.08, 2.07 and 1.84 of cuBLAS SGEMM.
 Limits: within a block, the start and end of a tile do not overlap with the next tile; the other blocks of the
-    multiprocessor hide that latency. Operands that are not 16-byte aligned are copied float by float. "auto" considers
-    this stage for a C of few rows or columns.
+    multiprocessor hide that latency. Operands whose rows are not 16-byte aligned are copied float by float. "auto"
+    considers this stage for a C of few rows or columns.
 """
 
 from functools import lru_cache
@@ -66,7 +66,7 @@ def operand(access, EXTENT, THREADS, BK, LANES):
     A chunk keeps the order of memory. Stored by rows, its rows are side by side, and lanes read adjacent vectors.
     Otherwise, four k are followed by a vector of padding, so that the k of eight lanes are in different banks.
     """
-    loader = chunk_loader(access, EXTENT, BK, THREADS, pitch=BK, padding=4)
+    loader = chunk_loader(access, EXTENT, BK, THREADS, pitch=BK, padding=4, any_extent=True)
     ACROSS, FOUR_K = loader.across, loader.four_k
 
     @device_function
