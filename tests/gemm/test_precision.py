@@ -202,7 +202,9 @@ def test_layouts_of_the_product_by_which_fp32_auto_decides():
 
 @simulated
 @pytest.mark.parametrize(
-    ("layout", "epilogue"), [(layout, one) for layout in LAYOUTS for one in (None, doubled)], ids=str
+    ("layout", "epilogue"),
+    [(layout, one) for layout in LAYOUTS for one in (None, doubled)],
+    ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_plans_calls_and_explanations_decide_by_the_same_product(monkeypatch, layout, epilogue):
     asked = []
