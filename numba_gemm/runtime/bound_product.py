@@ -132,7 +132,8 @@ class BoundProduct:
         if len(vectors) > len(self._read):  # parts of prepared operands that the launches do not read
             vectors = [vectors[i] for i in self._read]
         if launches.maps:
-            self._pack(frame, (a, b), self.places, alpha, a, b, beta, c, vectors)
+            counters = self._counters(stream)
+            self._pack(frame, (a, b, *counters), self.places, alpha, a, b, beta, c, vectors)
             frame.launch(stream)
         elif not launches.scratch_bytes and not launches.counters:
             frame.move(alpha, beta, a, b, c, *vectors)
@@ -146,19 +147,26 @@ class BoundProduct:
             frame.launch(stream)
         else:
             # Every launch leaves the counters at 0, so calls from several threads may share the stream's.
-            counters = self.workspaces.reserve(stream, 0, launches.counters)[1] if launches.counters else 0
+            counters = self._counters(stream) or [0]
             lease = self.workspaces.lease(stream, launches.scratch_bytes)
             try:
-                self._pack(frame, (lease.pointer, counters), self.memory_words, alpha, a, b, beta, c, vectors)
+                self._pack(frame, (lease.pointer, *counters), self.memory_words, alpha, a, b, beta, c, vectors)
                 frame.launch(stream)
             finally:
                 self.workspaces.release(lease)
 
+    def _counters(self, stream: int) -> list[int]:
+        """Return the address of the counters for a launch on a stream, if it needs any."""
+        if not self.launches.counters:
+            return []
+        given = self._memory.words if self._memory is not None else None
+        return [(given or self.workspaces.reserve(stream, 0, self.launches.counters))[1]]
+
     @staticmethod
     def _pack(
         frame: Frame,
-        of: tuple[int, int],
-        words: Callable[[int, int], list[int]],
+        of: tuple[int, ...],
+        words: Callable[..., list[int]],
         alpha: float,
         a: int,
         b: int,
@@ -173,19 +181,19 @@ class BoundProduct:
             frame.move(alpha, beta, a, b, c, *words(*of), *vectors)
             frame.words_of = of
 
-    def places(self, a: int, b: int) -> list[int]:
-        """Return the addresses of the tensor maps of operands at these addresses."""
+    def places(self, a: int, b: int, *counters: int) -> list[int]:
+        """Return `counters`, then the addresses of the tensor maps of operands at these addresses."""
         maps = self.launches.maps
         pointers = [a if wanted.slot == Slot.A else b for wanted in maps]
         known = [places.get(pointer, 0) for places, pointer in zip(self._maps, pointers)]
         if all(known):
-            return known
+            return [*counters, *known]
         made = self._tensor_maps.places(list(zip(pointers, maps)))
         if made is None:
             raise NoRoomForMaps
         for places, pointer, place in zip(self._maps, pointers, made):
             places[pointer] = place
-        return made
+        return [*counters, *made]
 
     def private(self) -> PrivateLaunches:
         """Return the same launches with scratch memory of their own, as a function that is safe from several threads.
@@ -219,12 +227,13 @@ class BoundProduct:
             except IndexError:
                 frame = self._frame_with_memory(stream, leases) if scratch else self.frame()
             done = False
-            if not maps or frame.words_of == (a, b):
+            if not maps or frame.words_of[:2] == (a, b):
                 done = frame.enqueue(alpha, a, b, beta, c, stream)
             elif frame.in_context():
                 with suppress(NoRoomForMaps):
-                    frame.move(alpha, beta, a, b, c, *places(a, b))
-                    frame.words_of = a, b
+                    counters = frame.words_of[2:]
+                    frame.move(alpha, beta, a, b, c, *places(a, b, *counters))
+                    frame.words_of = a, b, *counters
                     frame.launch(stream)
                     done = True
             frames.append(frame)
@@ -256,7 +265,10 @@ class BoundProduct:
             own = Workspace(lease.pointer, launches.scratch_bytes, launches.counters)
             clear(own.words[1], launches.counters, stream)
         leases.append(lease)
-        frame.move(0.0, 0.0, 0, 0, 0, *self.memory_words(*own.words))
+        if launches.maps:  # whose addresses are not known yet
+            frame.words_of = 0, 0, own.words[1]
+        else:
+            frame.move(0.0, 0.0, 0, 0, 0, *self.memory_words(*own.words))
         return frame
 
 

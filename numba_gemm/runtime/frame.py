@@ -134,8 +134,8 @@ class Frame:
     move_operands : callable
         Takes new values for the first five of them alone: alpha, beta, A, B and C.
     words_of : tuple of int
-        For the caller to note: the addresses of scratch memory and counters, or of the operands of tensor maps, that
-        the moving words behind the first five are of.
+        For the caller to note: the addresses of scratch memory and counters, or of the operands of tensor maps and of
+        counters, that the moving words behind the first five are of.
     in_context : callable
         ``()`` to True if the device's context is current in this thread.
     launch : callable
@@ -187,7 +187,7 @@ class Frame:
                     raise failure("cuLaunchKernelEx", status)
             return True
 
-        self.words_of = (0, 0)
+        self.words_of: tuple[int, ...] = (0, 0)
         self.move: Callable[..., None] = partial(layout.packing.pack_into, memory, 0)
         self.move_operands: Callable[..., None] = move_operands
         self.in_context: Callable[[], bool] = in_context

@@ -66,7 +66,7 @@ def parameters(kernel):
         return dict.fromkeys(("a", "a_copy", "b", "b_copy"), MATRIX) | {"words": 15}
     assert kernel.signature is tma_stage.SIGNATURE, f"{kernel.name} has parameters that are not known here"
     maps = {"u_map": 1, "v_map": 1}
-    return {"alpha": SCALAR} | maps | {"beta": SCALAR, "c": MATRIX, "k": 1, "steps": 3} | vectors
+    return {"alpha": SCALAR} | maps | {"beta": SCALAR, "c": MATRIX, "k": 1, "steps": 5} | vectors
 
 
 @dataclass(frozen=True)

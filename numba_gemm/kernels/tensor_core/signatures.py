@@ -77,6 +77,6 @@ def add_partials_signature(variant: AddPartialsVariant) -> tuple[Any, ...]:
 
 def tma_signature(variant: TmaVariant) -> tuple[Any, ...]:
     """Return the Numba types of the parameters (alpha, u_map, v_map, beta, c, k, steps, vectors)."""
-    maps, steps = (types.int64, types.int64), types.UniTuple(types.int64, 3)
+    maps, steps = (types.int64, types.int64), types.UniTuple(types.int64, 5)
     vectors = vector_types(variant.tensor_variant.vectors)
     return (types.float32, *maps, types.float32, MatrixType(False), types.int64, steps, *vectors)

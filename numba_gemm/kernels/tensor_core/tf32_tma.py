@@ -34,6 +34,7 @@ from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
 from ..stage import require
 from .epilogue import for_each_sum, place
+from .pacing import pace
 from .pipeline import first_slot, ring
 from .precision import TENSOR_PRECISIONS
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP
@@ -166,7 +167,7 @@ def build(config, variant):
 
     `u` and `v` are addresses of tensor maps of U as stored and of V, for the `boxes`; `c` is C, or its transpose if
     that is what ``U @ V.T`` is. The grid has any number of blocks along x, and the matrices of a batch along y. `steps`
-    lead from one matrix to the next: 0 or 1 for u and v, bytes for c.
+    lead from one matrix to the next: 0 or 1 for u and v, bytes for c; those of `words_of_turns` follow.
     """
     one_part = variant.tensor_variant.precision == TENSOR_PRECISIONS["tf32"]
     require(config, {"one producer": config.producers == 1, "one part": one_part})
@@ -181,7 +182,7 @@ def build(config, variant):
     STEP = wgmma.STEP_BYTES // UNIT
     start_of, load_rows = row_loads(ALONG)
     await_slot, give_back, following = ring(SLOTS)
-    store, wait = sums_store(config, variant), wgmma.waiting_for_rows(BN, HELD)
+    store, wait, keep_in_step = sums_store(config, variant), wgmma.waiting_for_rows(BN, HELD), pace(SLOTS)
     multiply0, multiply1, multiply2, multiply3 = (wgmma.multiply_rows(BN, 4 * step) for step in range(STEPS))
 
     @device_function
@@ -221,10 +222,12 @@ def build(config, variant):
         tid = uint32(cuda.threadIdx.x)
         k_slots = uint32((k + (2 * ROW_WORDS - 1)) // (2 * ROW_WORDS) * 2)  # even; the last slot may hold only zeros
         rows, cols = uint32((c.shape[0] + (BM - 1)) // BM), uint32((c.shape[1] + (BN - 1)) // BN)
+        counter = steps[3]  # 0 if blocks do not keep in step
         if tid == uint32(0):
             for i in range(SLOTS):
                 mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(1))
-                mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(WARPGROUP // WARP * CONSUMERS))
+                readers = WARPGROUP // WARP * CONSUMERS + (1 if counter else 0)
+                mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(readers))
             mbarrier.initialised()
         cuda.syncthreads()  # the barriers are set up before any thread waits on them
 
@@ -232,24 +235,29 @@ def build(config, variant):
         if tid >= uint32(WARPGROUP * CONSUMERS):
             if CLAIM > 0:
                 registers.release(LEFT)
-            parity = uint32(1)  # of the phase before the first, so that all slots count as empty
-            fetches = tid == uint32(WARPGROUP * CONSUMERS)
-            u_place, v_place = int32(member * steps[0]), int32(member * steps[1])
-            if fetches:
-                tensor_map.acquire(u)
-                tensor_map.acquire(v)
-            while fetches and tile < uint32(rows * cols):
-                tile_row, tile_col = place(tile, rows, cols)
-                s = uint32(0)
-                while s < k_slots:
-                    at, filled = uint32(start + i * uint32(SLOT)), uint32(full + i * BARRIER_BYTES)
-                    while not mbarrier.ended(uint32(empty + i * BARRIER_BYTES), parity):
-                        pass
-                    row, col = int32(tile_row * uint32(BM)), int32(tile_col * uint32(BN))
-                    fetch(at, u, v, int32(s * uint32(ROW_WORDS)), row, col, u_place, v_place, filled)
-                    s = uint32(s + 1)
-                    i, parity = following(i, parity)
-                tile = uint32(tile + cuda.gridDim.x)
+            warp = cuda.shfl_sync(0xFFFFFFFF, int32(tid // WARP), 0)  # so the compiler knows that a warp has one role
+            if warp == WARPGROUP // WARP * CONSUMERS + 1:
+                if counter and tid % WARP == 0:
+                    keep_in_step(counter, uint32(steps[4]), uint32(rows * cols), k_slots, full, empty)
+            else:
+                parity = uint32(1)  # of the phase before the first, so that all slots count as empty
+                fetches = tid == uint32(WARPGROUP * CONSUMERS)
+                u_place, v_place = int32(member * steps[0]), int32(member * steps[1])
+                if fetches:
+                    tensor_map.acquire(u)
+                    tensor_map.acquire(v)
+                while fetches and tile < uint32(rows * cols):
+                    tile_row, tile_col = place(tile, rows, cols)
+                    s = uint32(0)
+                    while s < k_slots:
+                        at, filled = uint32(start + i * uint32(SLOT)), uint32(full + i * BARRIER_BYTES)
+                        while not mbarrier.ended(uint32(empty + i * BARRIER_BYTES), parity):
+                            pass
+                        row, col = int32(tile_row * uint32(BM)), int32(tile_col * uint32(BN))
+                        fetch(at, u, v, int32(s * uint32(ROW_WORDS)), row, col, u_place, v_place, filled)
+                        s = uint32(s + 1)
+                        i, parity = following(i, parity)
+                    tile = uint32(tile + cuda.gridDim.x)
         else:
             if CLAIM > 0:
                 registers.claim(CLAIM)

@@ -14,6 +14,7 @@ from ..stage import Gpu, Partition, Stage
 from ..step import ALPHA, AT_C, BETA, Argument, Kernel, Launches, MapOf, MatrixAt, Moving, Slot, Step, Vector, Words
 from .config import ROW_WORDS, TensorVariant, WarpgroupConfig
 from .precision import TensorPrecision
+from .stage import words_of_turns
 
 SIGNATURE = Code("tensor_core.signatures", "tma_signature")
 FIRST_MAP, SECOND_MAP = Words((Moving(Slot.FIRST_MAP),)), Words((Moving(Slot.SECOND_MAP),))
@@ -201,7 +202,8 @@ class TmaStage(Stage):
         found, matrices = self._operands(product), product.batch.extents[-1]
         kernel = self._kernel(config, product, found.layout)
         u_box, v_box = self.boxes(config, found.layout)
-        blocks = min(ceil_div(found.rows, config.BM) * ceil_div(found.cols, config.BN), gpu.sm_count)
+        tiles = ceil_div(found.rows, config.BM) * ceil_div(found.cols, config.BN)
+        turns = words_of_turns(tiles, matrices, gpu)
         vectors = [Vector(i, *vector) for i, vector in enumerate(product.vectors)]
         arguments: tuple[Argument, ...] = (
             ALPHA,
@@ -210,12 +212,12 @@ class TmaStage(Stage):
             BETA,
             MatrixAt(AT_C, product.c.transposed if LAYOUTS[found.layout].swapped else product.c),
             Words((product.k,)),
-            Words((int(found.u_step > 0), int(found.v_step > 0), product.batch.c[-1])),
+            Words((int(found.u_step > 0), int(found.v_step > 0), product.batch.c[-1], *turns)),
             *vectors,
         )
         maps = (
             MapOf(found.u_slot, found.u, u_box, matrices, found.u_step),
             MapOf(found.v_slot, found.v, v_box, matrices, found.v_step),
         )
-        step = Step(kernel, (blocks, matrices, 1), (config.threads, 1, 1), arguments)
-        return Launches((step,), maps=maps)
+        step = Step(kernel, (min(tiles, gpu.sm_count), matrices, 1), (config.threads, 1, 1), arguments)
+        return Launches((step,), counters=int(turns[0] != 0), maps=maps)
