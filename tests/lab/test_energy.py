@@ -99,13 +99,11 @@ def test_the_account_divides_all_energy():
 
 def test_kernels_leave_out_what_their_names_say():
     found = offline(opcodes)
-    whole = found.pop("")
-    assert found.keys() == energy.BUILDS.keys()
-    for name, made in found.items():
-        instructions, additions = name != energy.ONLY_COPIES, name == energy.NO_COPIES
-        assert made.get("HGMMA", 0) == (whole["HGMMA"] if instructions else 0), name
-        assert made.get("FADD", 0) == (whole["FADD"] if additions else 0), name
-        assert made["UBLKCP"] == whole["UBLKCP"], name
-    arrivals = {name: made["SYNCS"] for name, made in found.items()}
-    assert arrivals[energy.NO_COPIES] == whole["SYNCS"] + 1
-    assert arrivals[energy.ONLY_INSTRUCTIONS] == arrivals[energy.NO_ADDITIONS] + 1
+    whole, instructions, copies = (found[name] for name in ("", energy.ONLY_INSTRUCTIONS, energy.ONLY_COPIES))
+    assert instructions["HGMMA"] == whole["HGMMA"]
+    assert copies["UBLKCP"] == whole["UBLKCP"]
+    assert whole["FADD"] > 0
+    assert not {"FADD"} & instructions.keys()
+    assert not {"FADD", "HGMMA"} & copies.keys()
+    assert instructions["UBLKCP"] == whole["UBLKCP"]  # for the first slots
+    assert instructions["SYNCS"] > whole["SYNCS"]  # an arrival instead of copies
