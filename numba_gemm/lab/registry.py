@@ -25,6 +25,7 @@ EXPERIMENTS = {
     "accuracy": "bench.accuracy:EXPERIMENT",
     "tensor_ladder": "bench.tensor_ladder:TENSOR_LADDER",
     "special_values": "bench.tensor_ladder:SPECIAL_VALUES",
+    "energy": "bench.energy:EXPERIMENT",
     "orders": "bench.orders:EXPERIMENT",
     "streamed": "bench.streamed:EXPERIMENT",
     "distributed": "bench.distributed:EXPERIMENT",

@@ -83,6 +83,48 @@ def steps(columns: int):
 
 
 @lru_cache(maxsize=64)
+def slot_tiles(SLOT: int):
+    """Make a device function ``(start, i, group)`` that returns descriptors of a group's A and of B in slot i."""
+
+    @device_function
+    def tiles(start, i, group):
+        at = uint32(start + i * SLOT)
+        return wgmma.descriptor(uint32(at + group * uint32(GROUP_ROWS * ROW_BYTES))), wgmma.descriptor(at)
+
+    return tiles
+
+
+@lru_cache(maxsize=64)
+def running_sums(config: WarpgroupConfig, precision: TensorPrecision):
+    """Make the device function of `tile_sums` that leaves the sums of all products in the tensor cores."""
+    wait = wgmma.waiting(config.BN)
+    clear, *_ = steps(config.BN)
+    await_slot, give_back, following = ring(config.slots(precision))
+    tiles = slot_tiles(config.slot_bytes(precision))
+    products = slot_products(config, precision, precision.products, fresh=False)
+
+    @device_function
+    def running(total, start, full, empty, i, parity, k_slots, group):
+        clear(total)
+        s, last = uint32(0), uint32(0)
+        while s < k_slots:
+            await_slot(full, i, parity)
+            a_tile, b_tile = tiles(start, i, group)
+            products(total, a_tile, b_tile, s > uint32(0))
+            wait(total, 1)
+            if s > uint32(0):
+                give_back(empty, last)
+            last = i
+            s = uint32(s + 1)
+            i, parity = following(i, parity)
+        wait(total, 0)
+        give_back(empty, last)
+        return i, parity
+
+    return running
+
+
+@lru_cache(maxsize=64)
 def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
     """Make a device function ``(total, start, full, empty, i, parity, k_slots, group)`` for a consumer warpgroup.
 
@@ -91,40 +133,16 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
     `empty` barrier when it has read the slot. The first slot has index `i` and is full once the phase of this `parity`
     has ended; the function returns both for the slot after the tile.
     """
-    BN, SLOT = config.BN, config.slot_bytes(precision)
+    BN = config.BN
     COLUMN_GROUPS = BN // 8
     wait = wgmma.waiting(BN)
     leading, others = precision.products[-1:], precision.products[:-1]
     clear, add, add_exactly, finish = steps(BN)
     await_slot, give_back, following = ring(config.slots(precision))
-
-    @device_function
-    def tiles(start, i, group):
-        at = uint32(start + i * SLOT)
-        return wgmma.descriptor(uint32(at + group * uint32(GROUP_ROWS * ROW_BYTES))), wgmma.descriptor(at)
+    tiles = slot_tiles(config.slot_bytes(precision))
 
     if not others:
-        products = slot_products(config, precision, leading, fresh=False)
-
-        @device_function
-        def running(total, start, full, empty, i, parity, k_slots, group):
-            clear(total)
-            s, last = uint32(0), uint32(0)
-            while s < k_slots:
-                await_slot(full, i, parity)
-                a_tile, b_tile = tiles(start, i, group)
-                products(total, a_tile, b_tile, s > uint32(0))
-                wait(total, 1)
-                if s > uint32(0):
-                    give_back(empty, last)
-                last = i
-                s = uint32(s + 1)
-                i, parity = following(i, parity)
-            wait(total, 0)
-            give_back(empty, last)
-            return i, parity
-
-        return running
+        return running_sums(config, precision)
 
     lead = slot_products(config, precision, leading, fresh=True)
     rest = slot_products(config, precision, others, fresh=False)

@@ -33,12 +33,13 @@ from .split_k import share
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP
 
 
-def build(config, variant):
+def build(config, variant, copies=slot_copies, sums=tile_sums):
+    """Make the kernel; an experiment passes other `copies` and `sums`, to find what each costs."""
     precision, BM, BN, PARTS = variant.precision, config.BM, config.BN, variant.precision.parts
     require(config, {"one producer": config.producers == 1, "BN <= 128, or one product": BN <= 128 or PARTS == 1})
     SLOTS, CONSUMERS, SLOT = config.slots(precision), config.consumers, config.slot_bytes(precision)
     COLUMN_GROUPS, CLAIM = BN // 8, config.claim
-    fetch, sum_tile = slot_copies(config, precision), tile_sums(config, precision)
+    fetch, sum_tile = copies(config, precision), sums(config, precision)
     store, keep_in_step = sums_store(variant, COLUMN_GROUPS), pace(SLOTS)
 
     @device_function

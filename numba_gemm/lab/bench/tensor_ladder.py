@@ -8,7 +8,7 @@ compute capability 9.0, and PyTorch for cuBLAS.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from numba_gemm.models.roofline import FLOAT32_BYTES, gemm_flops
 from numba_gemm.runtime.device import get_device
 from numba_gemm.runtime.launch import product_of
 from numba_gemm.runtime.timing import Call, time_interleaved
-from numba_gemm.runtime.workspace import Workspace
+from numba_gemm.runtime.workspace import Workspace, clear, total_bytes
 
 PRECISION = "bf16x6"
 DECOMPOSE = "decompose"  # a row that is no stage
@@ -52,20 +52,26 @@ class PreparedStage:
 
     def __init__(self, stage: DirectStage | TensorStage, precision: str, buffers: DeviceBuffers) -> None:
         (a, b, c), library = buffers.matrices, buffers.library
-        device, config = get_device(c.device), stage.configs[0]
-        launches = stage.launches(config, product_of(a, b, c), precision, None, device.properties.gpu)
-        self._memory = library.empty(1, max(1, launches.scratch_bytes // FLOAT32_BYTES))
-        workspace = Workspace(describe("workspace", self._memory, None).pointer, launches.scratch_bytes, 0)
-        *decompose, multiply = launches.steps
-        self.registers = device.load(multiply.kernel).registers
+        self._device, config = get_device(c.device), stage.configs[0]
+        launches = stage.launches(config, product_of(a, b, c), precision, None, self._device.properties.gpu)
+        needs = launches.scratch_bytes, launches.counters
+        self._memory = library.empty(1, max(1, total_bytes(*needs) // FLOAT32_BYTES))
+        self._workspace = Workspace(describe("workspace", self._memory, None).pointer, *needs)
+        clear(self._workspace.words[1], launches.counters)
+        self._launches, self._places = launches, (a.pointer, b.pointer, c.pointer)
+        *decompose, self._multiply = launches.steps
+        self.registers = self._device.load(self._multiply.kernel).registers
+        self.decompose: Call = self._call(*decompose) if decompose else lambda stream: None
+        self.multiply = self._call(self._multiply)
 
-        def call(*steps: Step) -> Call:
-            alone = tuple(step._replace(overlaps=False) for step in steps)
-            bound = device.loaded(launches._replace(steps=alone), workspace)
-            return lambda stream: bound.enqueue(1.0, a.pointer, b.pointer, 0.0, c.pointer, stream)
+    def _call(self, *steps: Step) -> Call:
+        alone = tuple(step._replace(overlaps=False) for step in steps)
+        bound, (a, b, c) = self._device.loaded(self._launches._replace(steps=alone), self._workspace), self._places
+        return lambda stream: bound.enqueue(1.0, a, b, 0.0, c, stream)
 
-        self.decompose: Call = call(*decompose) if decompose else lambda stream: None
-        self.multiply = call(multiply)
+    def multiply_with(self, build: Callable[[Any, Any], Any]) -> Call:
+        """Return the call of another kernel on the same operands; `build` makes it."""
+        return self._call(self._multiply._replace(kernel=replace(self._multiply.kernel, build=build)))
 
 
 def tensor_ladder(shape: Shape = DEFAULT_SHAPE, precision: str = PRECISION, rounds: int = ROUNDS) -> pd.DataFrame:
