@@ -17,7 +17,7 @@ simulated = pytest.mark.skipif(not SIMULATOR, reason="blocks are threads of Pyth
 
 
 class Blocks:
-    """Blocks as threads, with one counter; `turns` of each that it may begin are noted when it is let go on."""
+    """Blocks as threads, with one counter; `lead` is the most slots that one was ahead of the average."""
 
     def __init__(self, monkeypatch, blocks):
         self.blocks, self.lock, self.counter, self.lead = blocks, threading.Lock(), 0, 0
@@ -52,7 +52,8 @@ class Blocks:
     def give_back(self, empty, i):
         self.taken[self.own.x] += 1
         with self.lock:
-            self.lead = max(self.lead, self.taken[self.own.x] - sum(self.taken) / self.blocks)
+            if self.counter:  # not cleared yet; a block without a last tile has counted it at its end
+                self.lead = max(self.lead, self.taken[self.own.x] - self.counter * pacing.TURN / self.blocks)
 
     def run(self, tiles, k_slots, slow, some=None):
         """Run blocks, all or some, of which the first is slow."""
