@@ -180,7 +180,9 @@ class Plan:
         wanted = heuristics.problem(self._product, gpu, self.precision)
         self._choice = request.chosen(stage, device, wanted)
         launches = [self._prepared(self._choice)]
-        if isinstance(self._choice.stage, TmaStage) or isinstance(self._choice.config, NarrowRowsConfig):  # other operands may need to be decomposed
+        if isinstance(self._choice.stage, TmaStage) or isinstance(
+            self._choice.config, NarrowRowsConfig
+        ):  # other operands may need to be decomposed
             launches.append(self._launches(decomposed(wanted)))
         self.stage, self.config = self._choice.stage.name, self._choice.config
         multiplies = launches[0].multiplication
