@@ -200,8 +200,12 @@ def _explanation(
     fields, shares, saved = _schedule_words(choice, launches), 1, 0.0
     if isinstance(choice.stage, TensorStage):
         saved = sum(_prepared_seconds(product, choice, gpu) for product in products)
-        shares = choice.stage.shares(config, oriented.converted, choice.precision, choice.partition)
-    converting = sum(tensor_heuristics.copy_seconds(conversion_bytes(one), gpu.memory_bandwidth) for one in products)
+        shares = choice.stage.shares(config, oriented, choice.precision, choice.partition)
+    converting = 0.0
+    for product, one in zip(products, choices):
+        own = one.oriented(product)
+        size = conversion_bytes(own, one.stage.taken(one.config, own))
+        converting += tensor_heuristics.copy_seconds(size, gpu.memory_bandwidth)
     clocks = sum(one.clocks for one in choices) if all(one.clocks for one in choices) else None
     reason = choice.reason or heuristics.choose(heuristics.problem(products[0], gpu, precision)).reason
     return Explanation(
@@ -222,7 +226,17 @@ def _explanation(
         microseconds=None if clocks is None else (clocks / gpu.clock_hz + converting - saved) * 1e6,
         reason=words + reason,
         dtypes=(products[0].a.dtype, products[0].b.dtype),
+        converted=_converted(choice, products[0]),
     )
+
+
+def _converted(choice: Choice, product: Product) -> str:
+    """Return the names of operands that are converted to float32."""
+    given = choice.oriented(product)
+    taken = choice.stage.taken(choice.config, given)
+    names = "BA" if choice.swapped else "AB"
+    changed = [name for name, x, y in zip(names, (given.a, given.b), (taken.a, taken.b)) if x.dtype != y.dtype]
+    return "".join(sorted(changed))
 
 
 def _prepared_seconds(product: Product, choice: Choice, gpu: DeviceProperties) -> float:
@@ -312,7 +326,7 @@ def _accesses(stage: Stage, config: Any, product: Product, precision: str) -> tu
         words = ["prepared" if ready else "decomposed" for ready in product.prepared]
         a, b = words if isinstance(stage, TensorStage) else (read, read)
         if isinstance(stage, TensorStage) and stage.reads_rows:
-            a = stage.rows_access(product)
+            a = stage.rows_access(config, product)
         return a, b, False
     variant = stage.variant(config, product, precision)
     if isinstance(variant, Variant):

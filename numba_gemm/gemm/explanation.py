@@ -48,7 +48,9 @@ class Explanation:
     reason : str
         Reason for the choice.
     dtypes : tuple of str
-        Data types of A and B. The first launch copies operands of others than float32 to float32, in the workspace.
+        Data types of A and B.
+    converted : str
+        Names of the operands that the first launch copies to float32, in the workspace: "A", "B", "AB" or empty.
     copies_c : bool
         True if the argument `c` is copied to the result before the launches.
     """
@@ -70,6 +72,7 @@ class Explanation:
     microseconds: float | None
     reason: str
     dtypes: tuple[str, str] = (FLOAT32, FLOAT32)
+    converted: str = ""
     copies_c: bool = False
 
     def __str__(self) -> str:
@@ -89,7 +92,7 @@ class Explanation:
         ]
         if self.copies_c:
             sentences.append("First c is copied to the result")
-        if converted := [f"{name} from {dtype}" for name, dtype in zip("AB", self.dtypes) if dtype != FLOAT32]:
+        if converted := [f"{name} from {dtype}" for name, dtype in zip("AB", self.dtypes) if name in self.converted]:
             sentences.append(f"The first launch converts {' and '.join(converted)} to {FLOAT32}")
         if self.launches > 1:
             sentences.append(f"There are {self.launches} launches")

@@ -10,7 +10,7 @@ from math import inf
 
 from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels.ladder.stage import FEW_TERMS, LadderStage
-from ..kernels.product import Product
+from ..kernels.product import BFLOAT16, ITEM_BYTES, Product
 from ..kernels.stage import IEEE, Stage
 from ..kernels.tensor_core import TENSOR_STAGES
 from ..kernels.tensor_core.fused_stage import FusedStage
@@ -28,6 +28,7 @@ from .stage_names import check_stage_precision, resolve
 TF32_TMA, ROWS, FUSED = (TENSOR_STAGES[name] for name in ("tf32_tma", "rows_in_registers", "fused_decomposition"))
 TIMED = "bf16x6", (9, 0)  # where `ROWS` and `FUSED` were timed
 ROWS_COLUMNS = 768, 128  # most columns of `ROWS`, as is and as the transpose, which does not read parts of a prepared B
+BFLOAT16_BYTES = ITEM_BYTES[BFLOAT16]
 TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
 NARROW = 64  # rows and columns up to which tiles may be narrower than those that extents are rounded up to
@@ -44,6 +45,8 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
     a_aligned, b_aligned = a.aligned, b.aligned
     of_a = a_aligned or a.rows == 1 or a.transposed.aligned
     of_b = b_aligned or b.cols == 1 or b.transposed.aligned
+    by_rows = precision in ROWS.precisions
+    a_narrow, b_narrow = by_rows and product.narrow_a, by_rows and product.transposed.narrow_a
     mapped = converted is product and precision in TF32_TMA.precisions and TF32_TMA.runs_on(gpu.cc)
     tma = tma_operands(product) if mapped else None
     return Problem(
@@ -57,6 +60,8 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         b_along=b.row_stride == FLOAT32_BYTES and b.col_stride != FLOAT32_BYTES,
         a_vectors=a_whole and (a_aligned or a.aligned_rows or a.transposed.aligned_rows),
         b_vectors=b_whole and (b_aligned or b.aligned_rows or b.transposed.aligned_rows),
+        a_narrow=a_narrow,
+        b_narrow=b_narrow,
         by_columns=c.row_stride == FLOAT32_BYTES and c.col_stride != FLOAT32_BYTES,
         epilogue=product.epilogue is not None,
         precision=precision,
@@ -77,16 +82,32 @@ def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
 
 
 def _ranked_rows(wanted: Problem, most: int | None = None, columns: tuple[float, float] = (inf, inf)) -> list[Choice]:
-    """Return candidates of `ROWS` that copy 16 bytes at a time, as is and as the transpose, with up to `columns`."""
-    found = _ranked_tensor(wanted, ROWS, most) if wanted.a_vectors and wanted.n <= columns[0] else []
-    turns = wanted.b_vectors and wanted.m <= columns[1] and not wanted.epilogue  # which is given rows and columns of C
+    """Return candidates of `ROWS` that copy 16 bytes at a time, as is and as the transpose.
+
+    They have up to `columns`, unless the operand that is not decomposed is of BF16.
+    """
+    as_is = wanted.a_narrow or (wanted.a_vectors and wanted.n <= columns[0])
+    found = _ranked_tensor(wanted, ROWS, most) if as_is else []
+    turns = wanted.b_narrow or (wanted.b_vectors and wanted.m <= columns[1])
+    turns = turns and not wanted.epilogue  # which is given rows and columns of C
     turned = _ranked_tensor(wanted.swapped, ROWS, most) if turns else []
-    return _sooner_first(found, [one._replace(swapped=True) for one in turned]) if turned else found
+    return _sooner_first(found, [one._replace(swapped=True) for one in turned], wanted) if turned else found
 
 
-def _sooner_first(found: list[Choice], others: list[Choice]) -> list[Choice]:
+def _sooner_first(found: list[Choice], others: list[Choice], wanted: Problem) -> list[Choice]:
     """Return two rankings, one behind the other: first the one whose best candidate is expected to be faster."""
-    return others + found if not found or others[0].clocks < found[0].clocks else found + others
+    if not found:
+        return others
+    return others + found if _compared(others[0], wanted) < _compared(found[0], wanted) else found + others
+
+
+def _compared(choice: Choice, wanted: Problem) -> float:
+    """Return the clocks of a choice, less those of the conversion that other candidates need and it does not."""
+    narrow, rows = (wanted.b_narrow, wanted.n) if choice.swapped else (wanted.a_narrow, wanted.m)
+    if choice.stage is not ROWS or not narrow:
+        return choice.clocks
+    size = wanted.matrices * rows * wanted.k * (BFLOAT16_BYTES + FLOAT32_BYTES)
+    return choice.clocks - tensor_heuristics.copy_seconds(size, wanted.memory_bandwidth) * wanted.clock_hz
 
 
 def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None) -> list[Choice]:
@@ -104,7 +125,17 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     found = [
         Choice(stage, config, partition, False, LAUNCH + (before + seconds) * clock_hz, "", precision)
         for seconds, config, partition in tensor_heuristics.seconds_of(
-            stage, precision, m, n, k, matrices, sm_count, tma, bandwidth, None if dividing else most
+            stage,
+            precision,
+            m,
+            n,
+            k,
+            matrices,
+            sm_count,
+            tma,
+            bandwidth,
+            None if dividing else most,
+            wanted.a_narrow and stage is ROWS,
         )
     ]
     others = []
@@ -113,7 +144,7 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
         others = [Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)]
     elif only is None and (precision, wanted.cc) == TIMED:
         others = _ranked_rows(wanted, most, ROWS_COLUMNS)
-    found = _sooner_first(found, others) if others else found
+    found = _sooner_first(found, others, wanted) if others else found
     if dividing:
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
         others = [one for one in _ranked_tensor(wanted._replace(tma=""), None) if one.partition is not None]
@@ -122,11 +153,11 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     if only is None and few and (precision, wanted.cc) == TIMED:  # float32 multiply-adds are candidates, too
         found = [_by_floats(one, wanted) for one in found[:most]]
         if most == 1:
-            best_found = best_of_ladder(wanted, found[0].clocks)
+            best_found = best_of_ladder(wanted, _compared(found[0], wanted))
             others = [] if best_found is None else [best_found]
         else:
             others = ranked_ladder(wanted)
-        found = others + found if others and others[0].clocks < found[0].clocks else found + others
+        found = others + found if others and others[0].clocks < _compared(found[0], wanted) else found + others
     return found[:most]
 
 

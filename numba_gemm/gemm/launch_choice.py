@@ -16,10 +16,10 @@ from .precision import tensor_stage
 
 
 def decomposed(wanted: Problem) -> Choice:
-    """Return the choice for a problem whose operands are decomposed, even if tensor maps can describe them."""
+    """Return the choice for a problem whose operands are decomposed, even if they could be read as they are."""
     stage = tensor_stage(wanted.cc)
     assert stage is not None, "the precision was checked"
-    return heuristics.named(stage.name, wanted._replace(tma=""))
+    return heuristics.named(stage.name, wanted._replace(tma="", a_narrow=False, b_narrow=False))
 
 
 def launch_choice(

@@ -14,6 +14,7 @@ from ..kernels.product import FLOAT32, ITEM_BYTES, LAYOUTS, Batch, Product, chec
 from ..kernels.scalars import index, real
 from ..kernels.stage import check_grid
 from ..kernels.step import Launches
+from ..kernels.tensor_core.config import NarrowRowsConfig
 from ..kernels.tensor_core.stage import TensorStage
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..runtime import device as devices
@@ -179,7 +180,9 @@ class Plan:
         wanted = heuristics.problem(self._product, gpu, self.precision)
         self._choice = request.chosen(stage, device, wanted)
         launches = [self._prepared(self._choice)]
-        if isinstance(self._choice.stage, TmaStage):  # other operands may need to be decomposed
+        if isinstance(self._choice.stage, TmaStage) or isinstance(
+            self._choice.config, NarrowRowsConfig
+        ):  # other operands may need to be decomposed
             launches.append(self._launches(decomposed(wanted)))
         self.stage, self.config = self._choice.stage.name, self._choice.config
         multiplies = launches[0].multiplication
@@ -347,7 +350,8 @@ class Plan:
             choice, planned = self._choice, self._product
             if wanted.precision != self.precision:  # sums without terms
                 return wanted.choose(part)
-            if isinstance(choice.stage, TmaStage) and tma_operands(part) is None:
+            narrow = isinstance(choice.config, NarrowRowsConfig) and not choice.oriented(part).narrow_a
+            if narrow or (isinstance(choice.stage, TmaStage) and tma_operands(part) is None):
                 return wanted.choose(part)
             same = (part.m, part.n, part.batch.matrices) == (planned.m, planned.n, planned.batch.matrices)
             if same and part.k in (0, planned.k):

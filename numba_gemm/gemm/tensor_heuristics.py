@@ -11,6 +11,7 @@ from typing import Any
 
 from ..device.units import FLOAT32_BYTES
 from ..kernels.ladder.stage import LadderStage, compensates
+from ..kernels.product import BFLOAT16, FLOAT32, ITEM_BYTES
 from ..kernels.stage import Partition, Stage
 from ..kernels.tensor_core import TENSOR_PRECISIONS, TensorPrecision
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage, precision_for
@@ -52,6 +53,11 @@ ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
     "several": {(128, 64): 200.0, (64, 64): 140.0},
     "compensated": {(128, 64): 96.0, (64, 64): 75.0},
 }
+# The same of an A of BF16, which is not decomposed.
+NARROW_ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
+    "several": {(128, 128): 300.0, (192, 64): 260.0, (128, 64): 240.0, (64, 64): 170.0},
+    "compensated": {(128, 128): 190.0, (192, 64): 165.0, (128, 64): 150.0, (64, 64): 115.0},
+}
 STEPWISE = 2.1  # factor by which such tiles take longer with stepwise sums
 # The same for operands that tensor maps describe.
 TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128): 275.0, (64, 64): 165.0}
@@ -76,7 +82,7 @@ LAUNCH = 2e-6  # seconds that each launch before the last one adds
 SPLITS = (2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 132)
 ADDING, PARTIALS_RATE, CLEAR_MARGIN = 1.3e-6, 2.2e12, 1.2
 # Tiles whose sums may be divided, from `LONG_SUM` terms on: those whose times were measured.
-SPLIT_TILES = ((64, 64), (128, 64), (64, 128), (128, 128))
+SPLIT_TILES = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128))
 # Seconds that the first configuration of `fused_decomposition` takes in bf16x6: for the product, for each tile of a
 # multiprocessor, for each term of a sum, and for each term of each tile. Fitted to 180 random products on an H100
 # (docs/experiments.md); whether operands allow vectors makes no difference.
@@ -106,8 +112,8 @@ def may_divide(stage: Stage, config: Any, k: int) -> bool:
     return splits and k >= LONG_SUM and (config.BM, config.BN) in SPLIT_TILES
 
 
-def configs_for(stage: Stage, precision: str, k: int) -> list[Any]:
-    """Return the configurations of a stage that compute in a precision of tensor cores."""
+def configs_for(stage: Stage, precision: str, k: int, narrow_a: bool = False) -> list[Any]:
+    """Return the configurations of a stage that compute in a precision of tensor cores; for A of BF16 if `narrow_a`."""
     if isinstance(stage, LadderStage):
         return [config for config in stage.configs if compensates(config)]
     if not isinstance(stage, TensorStage):
@@ -115,7 +121,7 @@ def configs_for(stage: Stage, precision: str, k: int) -> list[Any]:
     if not stage.complete:
         return list(stage.configs[:1])
     if stage.reads_rows:
-        return list(stage.configs)
+        return list(stage.narrow_configs if narrow_a else stage.configs)
     own = precision_for(precision, k)
     extents = set(tile_rates(own)).difference(LEFT_OUT.get(own.name, OTHERS_LEFT_OUT))
     return [config for config in stage.configs if (config.BM, config.BN) in extents] or list(stage.configs)
@@ -132,19 +138,23 @@ def seconds_of(
     tma: str,
     bandwidth: float = 0.0,
     most: int | None = None,
+    narrow_a: bool = False,
 ) -> list[tuple[float, Any, Partition | None]]:
     """Return expected seconds of the multiplication, configuration and partition, the best first; the `most` best.
 
     It is assumed that all blocks compute one tile after the other at the same pace. A division of sums among blocks
     counts as better only if it is expected to be faster by `CLEAR_MARGIN`. With the `bandwidth` of device memory in
-    byte/s, the seconds include the zeros that are written to fill the tiles of decomposed operands.
+    byte/s, the seconds include the zeros that are written to fill the tiles of decomposed operands. If `narrow_a`, the
+    stage reads an A of BF16 as it is.
     """
     rows, cols = (n, m) if tma == "NN" and isinstance(stage, TmaStage) else (m, n)
-    own, decomposed, slot_k, rated = _rated(stage, precision, k < LONG_SUM)
+    own, decomposed, slot_k, rated = _rated(stage, precision, k < LONG_SUM, narrow_a)
     flops_by_area = 2.0 * (k if k > slot_k else slot_k) * sm_count
     slots = -(-k // slot_k)
     whole_rows = isinstance(stage, TensorStage) and stage.reads_rows
-    least = copy_seconds(matrices * m * k * FLOAT32_BYTES, bandwidth) if whole_rows else 0.0
+    least = (
+        copy_seconds(matrices * m * k * ITEM_BYTES[BFLOAT16 if narrow_a else FLOAT32], bandwidth) if whole_rows else 0.0
+    )
     zeros = 0.0  # seconds for each row that is filled up
     if bandwidth and decomposed:
         zeros = matrices * k * FLOAT32_BYTES * own.parts / own.per_word / (MEMORY_EFFICIENCY * bandwidth)
@@ -174,7 +184,7 @@ Rated = tuple[Any, int, int, int, float, float, float, bool]  # see `_rated`
 
 
 @lru_cache(maxsize=64)
-def _rated(stage: Stage, precision: str, short: bool) -> tuple[TensorPrecision, bool, int, list[Rated]]:
+def _rated(stage: Stage, precision: str, short: bool, narrow_a: bool) -> tuple[TensorPrecision, bool, int, list[Rated]]:
     """Return the record of a precision; True if operands are decomposed; least terms that a sum is computed with; and
     the configurations, with what is known of each.
 
@@ -190,9 +200,9 @@ def _rated(stage: Stage, precision: str, short: bool) -> tuple[TensorPrecision, 
     if isinstance(stage, TensorStage):
         slot_k, rates = own.slot_k, tile_rates(own)
         if stage.reads_rows:
-            rates = ROWS_RATES["compensated" if own.compensated else "several"]
+            rates = (NARROW_ROWS_RATES if narrow_a else ROWS_RATES)["compensated" if own.compensated else "several"]
         few = few_tiles_rates(own) if stage.splits and not stage.reads_rows else rates
-    slowest, configs = min(rates.values()), configs_for(stage, precision, k)
+    slowest, configs = min(rates.values()), configs_for(stage, precision, k, narrow_a)
     found = []
     for config in configs:
         extents = config.BM, config.BN

@@ -38,9 +38,8 @@ def conversion_kernel(first: str, second: str) -> Kernel:
     return Kernel(f"convert_{first}_{second}", BUILD, SIGNATURE, None, variant, 0, THREADS)
 
 
-def conversion_bytes(product: Product) -> int:
-    """Return the bytes that the conversion of a product's operands reads and writes."""
-    copied = product.converted
+def conversion_bytes(product: Product, copied: Product) -> int:
+    """Return the bytes that the conversion of a product's operands to those of another reads and writes."""
     count = 0
     for x, copy, steps in ((product.a, copied.a, product.batch.a), (product.b, copied.b, product.batch.b)):
         if x.dtype != copy.dtype:
@@ -101,9 +100,9 @@ class _Copy:
         return second, third, *self.steps, copy_bytes(self.target), self.chunks
 
 
-def with_conversion(launches: Launches, product: Product) -> Launches:
-    """Return launches of ``product.converted`` behind one that makes the copies which they read."""
-    copied, copies, end = product.converted, [], launches.scratch_bytes
+def with_conversion(launches: Launches, product: Product, copied: Product) -> Launches:
+    """Return launches of a product with copied operands behind one that makes the copies which they read."""
+    copies, end = list[_Copy](), launches.scratch_bytes
     places: dict[int, int] = {}
     operands = (
         (Slot.A, product.a, copied.a, product.batch.a),

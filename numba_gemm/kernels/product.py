@@ -10,7 +10,8 @@ from ..device.units import FLOAT32_BYTES, VECTOR_BYTES, ceil_div
 
 LAYOUTS = ("NN", "NT", "TN", "TT")  # of A and B: N is stored by rows, T by columns
 FLOAT32: Final = "float32"
-ITEM_BYTES = {FLOAT32: FLOAT32_BYTES, "float16": 2, "bfloat16": 2}  # by the dtypes that A and B may have
+BFLOAT16: Final = "bfloat16"
+ITEM_BYTES = {FLOAT32: FLOAT32_BYTES, "float16": 2, BFLOAT16: 2}  # by the dtypes that A and B may have
 DTYPES = tuple(ITEM_BYTES)
 
 
@@ -26,7 +27,8 @@ class Layout(NamedTuple):
     offset : int
         Address of element (0, 0) modulo 16.
     dtype : str
-        One of `DTYPES`. Stages take float32; operands of others are converted first, see `Product.converted`.
+        One of `DTYPES`. Stages take float32, and one an A of bfloat16, see `Product.narrow_a`; operands of others are
+        converted first.
     """
 
     rows: int
@@ -40,7 +42,7 @@ class Layout(NamedTuple):
     def aligned_rows(self) -> bool:
         """True if 16-byte copies reach every element, with fewer bytes at a row's end: contiguous, aligned rows."""
         return (
-            (self.col_stride == FLOAT32_BYTES or self.cols == 0)
+            (self.col_stride == ITEM_BYTES[self.dtype] or self.cols == 0)
             and self.offset == 0
             and self.row_stride % VECTOR_BYTES == 0  # also of one row or none: copies outside have addresses too
         )
@@ -231,12 +233,23 @@ class Product(NamedTuple):
     @property
     def converted(self) -> Product:
         """Product of the float32 copies of operands that have other dtypes."""
-        if self.a.dtype == self.b.dtype == FLOAT32:
+        return self.without_narrow()
+
+    @property
+    def narrow_a(self) -> bool:
+        """True if A is of bfloat16, and 16-byte copies along its rows reach every element."""
+        whole = all(step % VECTOR_BYTES == 0 for step in self.batch.a)
+        return self.a.dtype == BFLOAT16 and self.a.aligned_rows and whole
+
+    def without_narrow(self, a: bool = True) -> Product:
+        """Return the product of float32 copies of B, and of A if `a`, where they have other dtypes."""
+        a = a and self.a.dtype != FLOAT32
+        if not a and self.b.dtype == FLOAT32:
             return self
-        a, b, batch = self.a.converted, self.b.converted, self.batch
+        layouts, batch = (self.a.converted if a else self.a, self.b.converted), self.batch
         if batch != ONE:
-            if self.a.dtype != FLOAT32:
-                batch = batch._replace(a=_copied_steps(batch.extents, batch.a, a))
+            if a:
+                batch = batch._replace(a=_copied_steps(batch.extents, batch.a, layouts[0]))
             if self.b.dtype != FLOAT32:
-                batch = batch._replace(b=_copied_steps(batch.extents, batch.b, b))
-        return self._replace(a=a, b=b, batch=batch)
+                batch = batch._replace(b=_copied_steps(batch.extents, batch.b, layouts[1]))
+        return self._replace(a=layouts[0], b=layouts[1], batch=batch)

@@ -177,14 +177,18 @@ class Stage:
         self, config: Any, product: Product, precision: str, partition: Partition | None, gpu: Gpu
     ) -> Launches:
         """Return the launches of a product that is one piece of `pieces`; the first converts operands if needed."""
-        converted = product.converted
-        made = self.own_launches(config, converted, precision, partition, gpu)
-        return made if converted is product else with_conversion(made, product)
+        taken = self.taken(config, product)
+        made = self.own_launches(config, taken, precision, partition, gpu)
+        return made if taken is product else with_conversion(made, product, taken)
+
+    def taken(self, config: Any, product: Product) -> Product:
+        """Return the product of the operands that its launches take: with float32 copies of others."""
+        return product.converted
 
     def own_launches(
         self, config: Any, product: Product, precision: str, partition: Partition | None, gpu: Gpu
     ) -> Launches:
-        """Return the stage's own launches, for operands of float32."""
+        """Return the stage's own launches, for operands that `taken` returns."""
         raise NotImplementedError
 
     def pieces(self, config: Any, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:

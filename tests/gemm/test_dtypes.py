@@ -233,9 +233,9 @@ def test_launches_read_the_copies(precision, dtypes, swapped):
 def test_float32_operands_have_no_conversion():
     product = Product(SQUARE["N"]["float32"], SQUARE["T"]["float32"], SQUARE["N"]["float32"])
     assert product.converted is product
-    assert conversion_bytes(product) == 0
+    assert conversion_bytes(product, product) == 0
     launches = STAGES["naive"].launches(STAGES["naive"].configs[0], product, "ieee", None, GPU)
-    assert with_conversion(launches, product) is launches
+    assert with_conversion(launches, product, product) is launches
 
 
 @pytest.mark.parametrize(

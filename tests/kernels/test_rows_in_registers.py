@@ -182,7 +182,7 @@ def test_special_values_are_found_without_marks_of_a(split):
     """The argument in place of decomposed A is not read."""
     from support.simulated_parts import marks_of
 
-    from numba_gemm.kernels.tensor_core.special_values import infinite_terms, special_sum
+    from numba_gemm.kernels.tensor_core.special_values import infinite_terms, special_sums
 
     generator = np.random.default_rng(3)
     x, y = (generator.integers(-2, 3, extents).astype(np.float32) for extents in ((20, 150), (150, 20)))
@@ -196,7 +196,7 @@ def test_special_values_are_found_without_marks_of_a(split):
             found = terms(every, None, marks_of(y.T, 6), x, y, row, col, 6, False)
             for i, j in itertools.product(range(rows), range(cols)):
                 at, bit = (row + 8 * i, col + j // 2 * 8 + j % 2), np.uint64(1 << i * cols + j)
-                np.testing.assert_equal(special_sum(bit, found, x, y, *at), expected[at])
+                np.testing.assert_equal(special_sums()(bit, found, x, y, *at), expected[at])
 
 
 # ------------------------------------------------------------------------------------------------------------ launches

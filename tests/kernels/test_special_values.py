@@ -58,7 +58,7 @@ def test_ordinary_elements_cannot_overflow():
 
 def sums_of(x, y, rows, cols, slot_bits, row=0, col=0, wanted=None):
     """Yield the position in C and the value of each of a thread's sums, of `rows` rows and `cols` columns."""
-    from numba_gemm.kernels.tensor_core.special_values import infinite_terms, special_sum
+    from numba_gemm.kernels.tensor_core.special_values import infinite_terms, special_sums
 
     a, b = marks_of(x, slot_bits), marks_of(y.T, slot_bits)
     every = (1 << rows * cols) - 1 if wanted is None else wanted
@@ -69,7 +69,7 @@ def sums_of(x, y, rows, cols, slot_bits, row=0, col=0, wanted=None):
             for j in range(cols):
                 at, bit = places[i][j], np.uint64(1 << i * cols + j)
                 if every & int(bit) and at[0] < x.shape[0] and at[1] < y.shape[1]:
-                    yield at, special_sum(bit, found, x, y, *at)
+                    yield at, special_sums()(bit, found, x, y, *at)
 
 
 SPECIAL = [NAN, INF, -INF, LARGEST, -LARGEST, ABOVE, ORDINARY, 1e30, 2.0**-130, 0.0, -0.0]
@@ -130,7 +130,7 @@ class Lanes:
 def test_lanes_search_rows_and_columns_together(slot_bits, marked, monkeypatch):
     """Also lanes whose sums are not wanted, or do not exist, take part; no lane waits for one that has ended."""
     from numba_gemm.kernels.tensor_core import special_values
-    from numba_gemm.kernels.tensor_core.special_values import infinite_terms, special_sum
+    from numba_gemm.kernels.tensor_core.special_values import infinite_terms, special_sums
 
     generator, k = np.random.default_rng(6), 700
     x, y = (generator.integers(-2, 3, extents).astype(np.float32) for extents in ((13, k), (k, 22)))
@@ -153,7 +153,9 @@ def test_lanes_search_rows_and_columns_together(slot_bits, marked, monkeypatch):
         at, bit = (lane // 4 + 8 * i, lane % 4 * 2 + j // 2 * 8 + j % 2), np.uint64(1 << 6 * i + j)
         if wanted[lane] & bit and at[0] < x.shape[0] and at[1] < y.shape[1]:
             with np.errstate(all="ignore"):
-                np.testing.assert_equal(special_sum(bit, found[lane], x, y, *at), expected[at], err_msg=f"element {at}")
+                np.testing.assert_equal(
+                    special_sums()(bit, found[lane], x, y, *at), expected[at], err_msg=f"element {at}"
+                )
             special += not np.isfinite(expected[at])
     assert special > 50
 

@@ -302,19 +302,19 @@ def test_every_tile_has_its_turn(rows, cols):
 @pytest.mark.parametrize("k", [0, 1, 15, 16, 17, 40])
 @pytest.mark.parametrize("nan", [None, 0, 15, 39])
 def test_an_element_is_computed_again_term_by_term(k, nan):
-    from numba_gemm.kernels.tensor_core.special_values import term_by_term
+    from numba_gemm.kernels.tensor_core.special_values import recomputation
 
     generator = np.random.default_rng(k)
     x, y = (generator.integers(-9, 9, extents).astype(np.float32) for extents in ((3, k), (k, 4)))
     if nan is not None and nan < k:
         x[1, nan] = np.nan
-    found = np.array([[term_by_term(x, y, row, col) for col in range(4)] for row in range(3)])
+    found = np.array([[recomputation()(x, y, row, col) for col in range(4)] for row in range(3)])
     np.testing.assert_array_equal(found, x @ y)
 
 
 @simulated
 def test_what_has_come_to_nan_is_not_computed_on():
-    from numba_gemm.kernels.tensor_core.special_values import AHEAD, term_by_term
+    from numba_gemm.kernels.tensor_core.special_values import AHEAD, recomputation
 
     class Read(np.ndarray):
         def __getitem__(self, place):
@@ -324,7 +324,7 @@ def test_what_has_come_to_nan_is_not_computed_on():
     reads = []
     x = np.ones((1, 100), np.float32).view(Read)
     x[0, 20] = np.nan
-    assert np.isnan(term_by_term(x, np.ones((100, 1), np.float32), 0, 0))
+    assert np.isnan(recomputation()(x, np.ones((100, 1), np.float32), 0, 0))
     assert len(reads) == 2 * AHEAD
 
 

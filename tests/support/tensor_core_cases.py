@@ -21,6 +21,7 @@ from numba_gemm.kernels.tensor_core import (
     TensorStage,
     TensorVariant,
 )
+from numba_gemm.kernels.tensor_core.config import NARROW
 from numba_gemm.kernels.tensor_core.stage import LONG_SUM
 from numba_gemm.kernels.tensor_core.tma_stage import TmaVariant
 from numba_gemm.runtime import compilation, epilogue
@@ -104,7 +105,8 @@ def stage_kernel(name: str, index: int, precision: str, rows: str = "") -> Kerne
     """Return the kernel that multiplies decomposed operands, or rows that are not, with an access."""
     stage = TENSOR_STAGES[name]
     assert isinstance(stage, TensorStage)
-    return stage.kernel_of(stage.configs[index], TensorVariant(ALL_PRECISIONS[precision], rows=rows))
+    configs = stage.narrow_configs if rows == NARROW else stage.configs
+    return stage.kernel_of(configs[index], TensorVariant(ALL_PRECISIONS[precision], rows=rows))
 
 
 def steps_of(stage: Stage, precision: str, batched: bool = False, gpu: Gpu = GPU) -> tuple[Step, ...]:
@@ -168,7 +170,7 @@ def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int
         return
     name, index, how, *rows = part.split(":")
     stage = TENSOR_STAGES[name]
-    config = stage.configs[int(index)]
+    config = (stage.narrow_configs if rows == [NARROW] else stage.configs)[int(index)]
     described = {"stage": name, "claim": config.claim}
     if stage is TMA:
         (step,) = steps_of(TMA, "tf32")

@@ -2,7 +2,7 @@
 
 from ..code import Code
 from ..ladder.stage import TileConfig
-from .config import RowsConfig, TensorVariant, WarpConfig, WarpgroupConfig
+from .config import NarrowRowsConfig, RowsConfig, TensorVariant, WarpConfig, WarpgroupConfig
 from .direct_stage import DirectStage
 from .fused_stage import FusedStage
 from .precision import SHORT_SUMS, TENSOR_PRECISIONS, TensorPrecision
@@ -97,6 +97,12 @@ RECORDS: tuple[DirectStage | FusedStage | TensorStage | TmaStage, ...] = (
         configs=(
             RowsConfig(128, 64, consumers=2, producers=1, claim=240),
             RowsConfig(64, 64, producers=1),
+        ),
+        narrow_configs=(
+            NarrowRowsConfig(128, 128, consumers=2, producers=1, claim=240),
+            NarrowRowsConfig(192, 64, consumers=3, producers=1, claim=160),
+            NarrowRowsConfig(128, 64, consumers=2, producers=1, claim=240),
+            NarrowRowsConfig(64, 64, producers=1),
         ),
         precisions=("bf16x3", "bf16x6", "bf16x9"),
         complete=True,

@@ -127,12 +127,28 @@ class WarpgroupConfig(Tiles):
         return ALIGNMENT + slots * (self.slot_bytes(precision) + 2 * BARRIER_BYTES)
 
 
+NARROW = "along8"  # access to rows of BF16
+
+
 class RowsConfig(WarpgroupConfig):
     """Configuration of a stage that copies rows of A as they are: twice 128 bytes per row and slot of 64 terms."""
 
     def slot_bytes(self, precision: TensorPrecision) -> int:
         """Bytes of a slot: floats of a tile of A, then all parts of a tile of B."""
         return ROW_BYTES * (2 * self.BM + precision.parts * self.BN)
+
+
+class NarrowRowsConfig(RowsConfig):
+    """Configuration of such a stage for an A of BF16: 128 bytes per row and slot of 64 terms."""
+
+    @property
+    def name(self) -> str:
+        """The extents in one word, and the format of A."""
+        return f"{super().name}-bf16"
+
+    def slot_bytes(self, precision: TensorPrecision) -> int:
+        """Bytes of a slot: a tile of A, then all parts of a tile of B."""
+        return ROW_BYTES * (self.BM + precision.parts * self.BN)
 
 
 @dataclass(frozen=True)
@@ -198,7 +214,8 @@ class TensorVariant(NamedTuple):
     batched : bool
         True if the grid's y axis counts matrices of a batch.
     rows : str
-        Access to rows of A that are not decomposed, "along4", "across4" or "any"; empty if they are.
+        Access to rows of A that are not decomposed, "along4", "across4", "any", or "along8" for BF16; empty if they
+        are.
     """
 
     precision: TensorPrecision

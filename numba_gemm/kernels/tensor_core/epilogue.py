@@ -17,7 +17,8 @@ from ...device.narrow import power
 from ...device.store import element_store
 from ...simulator.switch import SIMULATOR, device_function
 from ..ladder.stage import GROUP
-from .special_values import AHEAD, AHEAD_TOGETHER, alone, infinite_terms, lanes_of_warp, special_sum
+from .config import NARROW
+from .special_values import AHEAD, AHEAD_TOGETHER, alone, infinite_terms, lanes_of_warp, special_sums
 from .stage import TensorVariant
 
 HUGE = 2.0**126  # four times this is infinite
@@ -190,7 +191,9 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
         return again
 
     write_all = for_each_sum(GROUPS, write_one)
-    special_terms = infinite_terms(2 * DEEP, COLS, AHEAD_TOGETHER if TOGETHER else AHEAD, team) if PARTS > 1 else None
+    narrow, ahead = variant.rows == NARROW, AHEAD_TOGETHER if TOGETHER else AHEAD
+    special_terms = infinite_terms(2 * DEEP, COLS, ahead, team, narrow) if PARTS > 1 else None
+    special_sum = special_sums(narrow)
 
     @device_function
     def write(c, row, col, alpha, total, beta, a, b, x, y, vectors):

@@ -7,6 +7,9 @@ so that the 32-bit loads of a warp, eight rows of four k, use all banks.
 
 A thread holds two rows, eight apart, in the order in which a matrix instruction takes its first operand from registers.
 Each 32-bit word of a part is of two k.
+
+Rows of BF16 (access "along8") are a part as they are: 128 bytes per row of a slot, whose 16-byte chunks are permuted by
+XOR with the row, so that the 32-bit loads of a warp use all banks.
 """
 
 from __future__ import annotations
@@ -20,18 +23,28 @@ from ...device.mma import bf16_floats, bf16_word, word_of
 from ...device.narrow import pair, short_bf16_of_number
 from ...simulator.switch import device_function
 from .accumulate import STEPS
-from .config import GROUP_ROWS, ROW_BYTES, WARPGROUP
+from .config import GROUP_ROWS, NARROW, ROW_BYTES, WARPGROUP
 
-PITCH = 2 * ROW_BYTES  # of a row's floats in a slot
-TERMS = PITCH // 4
+TERMS = ROW_BYTES // 2  # of a row in a slot
 AT_ONCE = 4  # copies of a thread
 WORDS = 4 * STEPS  # of a thread's two rows in a slot, for each part
 FLOATS = 2 * WORDS
 
 
+def pitch_of(access: str) -> int:
+    """Return the bytes of a row in a slot."""
+    return TERMS * (2 if access == NARROW else 4)
+
+
 @lru_cache(maxsize=8)
 def positions(access: str, extent: int):
     """Make a device function ``(row, k)``: bytes from the start of a tile of A to an element."""
+    PITCH = pitch_of(access)
+
+    @device_function
+    def narrow(row, k):
+        chunk = uint32(uint32(k // uint32(8)) ^ uint32(row % uint32(8)))
+        return uint32(row * uint32(PITCH) + (chunk << uint32(4)) + k % uint32(8) * uint32(2))
 
     @device_function
     def along(row, k):
@@ -43,7 +56,7 @@ def positions(access: str, extent: int):
         place = uint32(uint32(row) ^ uint32(k // uint32(2) % uint32(4) * uint32(8)))
         return uint32(k * uint32(4 * extent) + place * uint32(4))
 
-    return across if access == "across4" else along
+    return {NARROW: narrow, "across4": across}.get(access, along)
 
 
 @lru_cache(maxsize=8)
@@ -54,7 +67,9 @@ def row_copies(access: str, extent: int):
     of 16 bytes at an edge of x reads as many as there are.
     """
     ACROSS = access == "across4"
-    WIDTH = 1 if access == "any" else 4  # floats per copy
+    WIDTH = {"any": 1, NARROW: 8}.get(access, 4)  # elements per copy
+    PITCH = pitch_of(access)
+    ITEM = PITCH // TERMS
     INNER, OUTER = (extent // WIDTH, TERMS) if ACROSS else (TERMS // WIDTH, extent)  # copies along both axes
     NEXT = WARPGROUP // INNER  # rows, or k if they are stored across, from a copy of a thread to its next one
     STRIDE = 4 * extent if ACROSS else PITCH
@@ -68,7 +83,7 @@ def row_copies(access: str, extent: int):
         address = address_of(x, block_row + int64(row), k + int64(own_k))
         rows, terms = x.shape[0] - block_row - int64(row), x.shape[1] - k - int64(own_k)  # from the first copy's on
         left, rest = (rows, terms) if ACROSS else (terms, rows)
-        size = int32(4 * max(min(left, int64(WIDTH)), int64(0)))  # bytes before the edge
+        size = int32(ITEM * max(min(left, int64(WIDTH)), int64(0)))  # bytes before the edge
         rest = int32(min(rest, int64(OUTER)))
         step = NEXT * (col_step(x) if ACROSS else row_step(x))
         to = uint32(at + position(row, own_k))
@@ -107,6 +122,7 @@ def row_loads(access: str, extent: int):
 
     They are in the order of the matrix instructions' words.
     """
+    PITCH = pitch_of(access)
 
     @device_function
     def along(floats, memory, at):
@@ -128,6 +144,15 @@ def row_loads(access: str, extent: int):
                 floats[4 * word + 2 + i] = shared_load1(memory, uint32(lower + uint32(4 * extent * (8 * word + i))))
 
     return across if access == "across4" else along
+
+
+@device_function
+def load_words(words, floats, memory, at):
+    """Load the words of a thread's two rows of BF16, the first at `at`; there are no floats."""
+    for chunk in range(2 * STEPS):
+        upper = uint32(at ^ uint32(chunk << 4))
+        words[2 * chunk] = word_of(shared_load1(memory, upper))
+        words[2 * chunk + 1] = word_of(shared_load1(memory, uint32(upper + uint32(8 * ROW_BYTES))))
 
 
 @lru_cache(maxsize=64)
@@ -166,6 +191,8 @@ def part_of(p: int, parts: int, short: bool):
 @lru_cache(maxsize=64)
 def decompositions(parts: int, short: bool, access: str, extent: int):
     """Make a device function ``(words, floats, memory, at)`` that loads a thread's rows and computes all parts."""
+    if access == NARROW:
+        return load_words
 
     @device_function
     def nothing(words, floats):

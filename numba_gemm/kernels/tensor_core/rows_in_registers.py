@@ -11,6 +11,8 @@ Traffic: a tile's rows of A are read once, four bytes per element, and all parts
 Registers and shared memory: three sums of a warpgroup's tile; the parts of a slot's rows, 16 words each per thread, and
     those of the next slot; as many slots as fit. Floats of A are permuted in shared memory, so that loads use all banks
     (see `row_parts`).
+    Rows of BF16 are copied and multiplied as they are: they are their own first part, and the other parts are zero, so
+    bf16x6 needs three products instead of six.
 Limits: blocks with different columns of the same rows decompose the same elements, so a B of many columns is better
     multiplied by `persistent`. Rows of A, or columns if it is stored by columns, that do not start at multiples of 16
     bytes are copied float by float.
@@ -27,11 +29,11 @@ from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
 from ..stage import require
 from .accumulate import FOLD, STEPS, steps
-from .config import ROW_BYTES, ROW_WORDS, WarpgroupConfig
+from .config import NARROW, ROW_BYTES, ROW_WORDS, NarrowRowsConfig, WarpgroupConfig
 from .epilogue import of_batch, place, sums_store
 from .pipeline import first_slot, ring
 from .precision import TensorPrecision
-from .row_parts import FLOATS, PITCH, TERMS, WORDS, decompositions, first_floats, row_copies
+from .row_parts import FLOATS, TERMS, WORDS, decompositions, first_floats, pitch_of, row_copies
 from .split_k import share
 from .stage import BARRIER_BYTES, LEFT, WARPGROUP
 
@@ -40,8 +42,8 @@ STEP = wgmma.STEP_BYTES // UNIT
 
 
 @lru_cache(maxsize=64)
-def row_products(columns: int, precision: TensorPrecision):
-    """Make device functions ``(sums, words, b)`` that start products of a slot as a separate group.
+def row_products(columns: int, pairs: tuple[tuple[int, int], ...]):
+    """Make device functions ``(sums, words, b)`` that start products of a slot, `pairs` of parts, as a separate group.
 
     The first computes the leading products, afresh, and the second adds all others. `b` is the descriptor of the first
     part of B. The third is a tuple: leading products of each step by itself, afresh.
@@ -50,7 +52,7 @@ def row_products(columns: int, precision: TensorPrecision):
 
     @cache
     def product(part, step, fresh=False):
-        return wgmma.multiply_rows(columns, part * WORDS + 4 * step, precision.kind, fresh)
+        return wgmma.multiply_rows(columns, part * WORDS + 4 * step, "bf16", fresh)
 
     @device_function
     def nothing(sums, words, b):
@@ -91,7 +93,7 @@ def row_products(columns: int, precision: TensorPrecision):
 
         return start
 
-    lead, rest = from_product(precision.products[-1:], 0, True), from_product(precision.products[:-1], 0)
+    lead, rest = from_product(pairs[-1:], 0, True), from_product(pairs[:-1], 0)
     return group(lead), group(rest), tuple(group(one_step(step)) for step in range(STEPS))
 
 
@@ -101,11 +103,16 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
 
     It does what that of `accumulate` does. `first` is the byte offset, in a slot, of a thread's first float.
     """
-    BN, PARTS, SLOT, B_START = config.BN, precision.parts, config.slot_bytes(precision), PITCH * config.BM
-    COLUMN_GROUPS, ALL_WORDS, STEPWISE, COMPENSATED = BN // 8, PARTS * WORDS, precision.stepwise, precision.compensated
+    BN, PARTS, SLOT, B_START = config.BN, precision.parts, config.slot_bytes(precision), pitch_of(access) * config.BM
+    # An element of BF16 is its first part, and its other parts are zero.
+    pairs = tuple(pair for pair in precision.products if access != NARROW or pair[0] == 0)
+    COLUMN_GROUPS, ALL_WORDS = BN // 8, (1 if access == NARROW else PARTS) * WORDS
+    STEPWISE, COMPENSATED = precision.stepwise, precision.compensated
+    # Rows of BF16 are soon loaded, while another warpgroup's products are under way.
+    AHEAD = access != NARROW or config.consumers == 1
     wait, wait_for_rows = wgmma.waiting(BN), wgmma.waiting_for_rows(BN, ALL_WORDS)
     decompose = decompositions(PARTS, precision.short, access, config.BM)
-    lead, rest, (lead0, lead1, lead2, lead3) = row_products(BN, precision)
+    lead, rest, (lead0, lead1, lead2, lead3) = row_products(BN, pairs)
     clear, add, add_exactly, finish = steps(BN)
     await_slot, give_back, following = ring(config.slots(precision))
 
@@ -117,7 +124,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
 
     @device_function
     def turn(total, sums, rests, words, next_words, floats, memory, start, full, empty, i, parity, s, k_slots, first):
-        """Add the products of slot s, and decompose the rows of the next slot meanwhile."""
+        """Add the products of slot s, and decompose the rows of the next slot, meanwhile if AHEAD."""
         b = wgmma.descriptor(uint32(start + i * SLOT + B_START))
         if not COMPENSATED and s % uint32(FOLD) == uint32(0):
             add(total, rests)
@@ -132,7 +139,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
             else:
                 add(total, sums)
         next_i, next_parity = following(i, parity)
-        if uint32(s + 1) < k_slots:
+        if AHEAD and uint32(s + 1) < k_slots:
             await_slot(full, next_i, next_parity)
             decompose(next_words, floats, memory, uint32(start + next_i * SLOT + first))
         wait_for_rows(rests, words, 0)
@@ -150,12 +157,16 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
             add(rests, sums)
             if s % uint32(FOLD) == uint32(FOLD - 1):
                 add_exactly(total, rests)
+        if not AHEAD and uint32(s + 1) < k_slots:
+            await_slot(full, next_i, next_parity)
+            decompose(next_words, floats, memory, uint32(start + next_i * SLOT + first))
         return next_i, next_parity
 
     @device_function
     def sum_tile(total, memory, start, full, empty, i, parity, k_slots, first):
         sums, rests = cuda.local.array((COLUMN_GROUPS, 4), float32), cuda.local.array((COLUMN_GROUPS, 4), float32)
-        even, odd = cuda.local.array(ALL_WORDS, uint32), cuda.local.array(ALL_WORDS, uint32)
+        even = cuda.local.array(ALL_WORDS, uint32)
+        odd = cuda.local.array(ALL_WORDS, uint32) if AHEAD else even
         floats = cuda.local.array(FLOATS, float32)
         clear(total)
         clear(rests)
@@ -167,7 +178,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
                 total, sums, rests, even, odd, floats, memory, start, full, empty, i, parity, s, k_slots, first
             )
             s = uint32(s + 1)
-            if s < k_slots:
+            if AHEAD and s < k_slots:
                 i, parity = turn(
                     total, sums, rests, odd, even, floats, memory, start, full, empty, i, parity, s, k_slots, first
                 )
@@ -188,11 +199,12 @@ def build(config, variant):
             "two slots or more": config.slots(precision) >= 2,  # a slot is given back once the next one is there
             "several parts of BF16": precision.kind == "bf16" and PARTS > 1,
             "BN <= 128": BN <= 128,
+            "a configuration for BF16": isinstance(config, NarrowRowsConfig) == (variant.rows == NARROW),
         },
     )
     SLOTS, CONSUMERS, SLOT = config.slots(precision), config.consumers, config.slot_bytes(precision)
     COLUMN_GROUPS, CLAIM = BN // 8, config.claim
-    B_START, B_BYTES = PITCH * BM, ROW_BYTES * BN
+    B_START, B_BYTES = pitch_of(variant.rows) * BM, ROW_BYTES * BN
     fetch_rows, sum_tile = row_copies(variant.rows, BM), tile_sums(config, precision, variant.rows)
     first_float = first_floats(variant.rows, BM)
     store, (_, _, following) = sums_store(variant, COLUMN_GROUPS), ring(SLOTS)

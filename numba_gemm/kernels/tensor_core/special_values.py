@@ -21,9 +21,11 @@ from math import inf, isnan, nan
 
 from numba import cuda, float32, int64, uint32, uint64
 
-from ...device.address import transposed
+from ...device.address import col_step, transposed
+from ...device.half import reader
 from ...device.units import WARP
 from ...simulator.switch import device_function
+from ..product import BFLOAT16
 from .config import MARKED_WORDS, ORDINARY, ROW_WORDS
 
 AHEAD = 16  # terms of a recomputed sum, marks, or elements that are loaded at a time
@@ -31,18 +33,41 @@ AHEAD_TOGETHER = 8  # marks, or elements, that each of several lanes loads at a 
 ROW_LANES, COL_LANES = 4, 8  # that have sums of the same row, next to each other; of the same column, four apart
 
 
-@device_function
-def term_by_term(x, y, row, col):
-    """Compute an element of ``x @ y`` by float32 multiply-adds; stop early if it becomes NaN."""
-    acc, k = float32(0), int64(0)
-    while k + AHEAD <= x.shape[1] and not isnan(acc):
-        for i in range(AHEAD):
-            acc += x[row, k + i] * y[k + i, col]
-        k += AHEAD
-    while k < x.shape[1] and not isnan(acc):
-        acc += x[row, k] * y[k, col]
-        k += 1
-    return acc
+@lru_cache(maxsize=2)
+def elements(narrow: bool):
+    """Make a device function ``(x, row, col)`` that reads an element; if `narrow`, of x with rows of BF16, too."""
+    bf16, _ = reader(BFLOAT16)
+
+    @device_function
+    def either(x, row, col):
+        return bf16(x, row, col) if col_step(x) == 2 else x[row, col]
+
+    @device_function
+    def element(x, row, col):
+        return x[row, col]
+
+    return either if narrow else element
+
+
+@lru_cache(maxsize=2)
+def recomputation(narrow: bool = False):
+    """Make a device function ``(x, y, row, col)``; if `narrow`, x has rows of BF16."""
+    element = elements(narrow)
+
+    @device_function
+    def term_by_term(x, y, row, col):
+        """Compute an element of ``x @ y`` by float32 multiply-adds; stop early if it becomes NaN."""
+        acc, k = float32(0), int64(0)
+        while k + AHEAD <= x.shape[1] and not isnan(acc):
+            for i in range(AHEAD):
+                acc += element(x, row, k + i) * y[k + i, col]
+            k += AHEAD
+        while k < x.shape[1] and not isnan(acc):
+            acc += element(x, row, k) * y[k, col]
+            k += 1
+        return acc
+
+    return term_by_term
 
 
 @lru_cache(maxsize=1)
@@ -97,12 +122,12 @@ def lanes_of_warp():
     return share, least, any_of_all
 
 
-def search(ahead: int, share, least):
+def search(ahead: int, share, least, element):
     """Make a device function ``(parts, x, line, k, slot_bits, marked, paired)`` that finds elements ``x[line, k]``.
 
     It returns the first k, from this one on, of an element that is not ordinary, or the end of k. If `marked`, it skips
     slots without a mark. `ahead` is the number of marks, or elements, that a lane loads at a time. Lanes that search
-    together, as `share` and `least` say, call it with the same arguments.
+    together, as `share` and `least` say, call it with the same arguments. `element` reads one of x.
     """
 
     @device_function
@@ -133,7 +158,7 @@ def search(ahead: int, share, least):
             first = start + min(own * ahead, window - ahead)
             for i in range(ahead):
                 at = min(first + (ahead - 1 - i), end - 1)
-                if at >= k and not abs(x[line, at]) <= float32(ORDINARY):
+                if at >= k and not abs(element(x, line, at)) <= float32(ORDINARY):
                     found = at
             found = least(found, paired)
             k = start + window
@@ -149,7 +174,7 @@ def place_of(first, i, paired, extent):
 
 
 @lru_cache(maxsize=64)
-def infinite_terms(rows: int, cols: int, ahead: int = AHEAD, team=alone):
+def infinite_terms(rows: int, cols: int, ahead: int = AHEAD, team=alone, narrow: bool = False):
     """Make a device function ``(sums, a, b, x, y, row, col, slot_bits, a_marked)``: infinite terms of a thread's sums.
 
     The sums are those of `rows` rows, eight apart from `row` on, and of `cols` columns: `col` and the next, and so on
@@ -158,11 +183,13 @@ def infinite_terms(rows: int, cols: int, ahead: int = AHEAD, team=alone):
     `a_marked`, `a` is not read. The function returns three masks: of sums with a term of plus infinity, of sums with
     one of minus infinity, and of sums with an element that is finite and not ordinary. A term that is NaN counts as
     both infinities. A search ends when each wanted sum of its row or column is NaN or has such an element: it is found
-    out, or must be recomputed. With `lanes_of_warp` as `team`, all lanes of the warp must call the function.
+    out, or must be recomputed. With `lanes_of_warp` as `team`, all lanes of the warp must call the function. If
+    `narrow`, x has rows of BF16.
     """
     ONE_ROW, ONE_COL, TOGETHER = (1 << cols) - 1, sum(1 << i * cols for i in range(rows)), min(8, max(rows, cols))
     share, least, _ = team()
-    next_special = search(ahead, share, least)
+    element = elements(narrow)
+    next_special = search(ahead, share, least, element)
 
     @device_function
     def add_terms(positive, negative, value, other, k, first, paired, count, bit, step):
@@ -171,7 +198,7 @@ def infinite_terms(rows: int, cols: int, ahead: int = AHEAD, team=alone):
         while j < count:
             for i in range(TOGETHER):
                 at = min(j + i, count - 1)
-                term = value * other[place_of(first, at, paired, other.shape[0]), k]
+                term = value * element(other, place_of(first, at, paired, other.shape[0]), k)
                 own = uint64(1) << uint64(bit + at * step)
                 if not term < float32(0):
                     positive |= own
@@ -195,7 +222,7 @@ def infinite_terms(rows: int, cols: int, ahead: int = AHEAD, team=alone):
                 place, k = place_of(first, line, paired, own.shape[0]), int64(-1)
                 while k + 1 < end and least(int64((positive & negative | large) & wanted == wanted), paired) == 0:
                     k = next_special(parts, own, place, k + 1, slot_bits, a_marked or paired == 1, paired)
-                    value = own[place, min(k, end - 1)]
+                    value = element(own, place, min(k, end - 1))
                     if k < end and abs(value) < float32(inf):
                         large |= wanted
                     elif k < end:
@@ -220,12 +247,19 @@ def infinite_terms(rows: int, cols: int, ahead: int = AHEAD, team=alone):
     return terms
 
 
-@device_function
-def special_sum(bit, found, x, y, row, col):
-    """Return a sum that is not finite, or may not be, from what `infinite_terms` has found."""
-    positive, negative, large = found
-    if positive & negative & bit:
-        return float32(nan)
-    if large & bit or not (positive | negative) & bit:
-        return term_by_term(x, y, row, col)
-    return float32(inf) if positive & bit else float32(-inf)
+@lru_cache(maxsize=2)
+def special_sums(narrow: bool = False):
+    """Make a device function ``(bit, found, x, y, row, col)``; if `narrow`, x has rows of BF16."""
+    term_by_term = recomputation(narrow)
+
+    @device_function
+    def special_sum(bit, found, x, y, row, col):
+        """Return a sum that is not finite, or may not be, from what `infinite_terms` has found."""
+        positive, negative, large = found
+        if positive & negative & bit:
+            return float32(nan)
+        if large & bit or not (positive | negative) & bit:
+            return term_by_term(x, y, row, col)
+        return float32(inf) if positive & bit else float32(-inf)
+
+    return special_sum

@@ -24,7 +24,7 @@ from ...device.store import element_store
 from ...simulator.switch import device_function, hardware_only
 from .config import THREADS
 from .epilogue import HUGE
-from .special_values import infinite_terms, special_sum
+from .special_values import infinite_terms, special_sums
 
 AT_ONCE = 4  # partial sums that a thread loads at a time
 
@@ -66,7 +66,8 @@ def build(config, variant):
     Along x, the grid has one block per ``THREADS // groups`` elements of C, in row-major order; along y, the matrices
     of a batch.
     """
-    store1, special_terms = element_store(variant.epilogue), infinite_terms(1, 1, ahead=4)
+    store1, special_terms = element_store(variant.epilogue), infinite_terms(1, 1, ahead=4, narrow=variant.narrow_a)
+    special_sum = special_sums(variant.narrow_a)
 
     @device_function
     def run(alpha, a, b, beta, c, x, y, partials, words, vectors):

@@ -36,11 +36,13 @@ from .config import (
     DECOMPOSED_ROWS,
     GROUP_ROWS,
     LEFT,
+    NARROW,
     ROW_BYTES,
     ROW_WORDS,
     THREADS,
     WARP_EXTENT,
     WARPGROUP,
+    NarrowRowsConfig,
     TensorConfig,
     TensorVariant,
     WarpConfig,
@@ -95,10 +97,13 @@ class AddPartialsVariant:
         Device function ``(value, row, col, *vectors)`` applied to each element of C.
     vectors : int
         Number of vectors that the epilogue takes.
+    narrow_a : bool
+        True if A is of BF16.
     """
 
     epilogue: Callable[..., Any] | None = None
     vectors: int = 0
+    narrow_a: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -137,7 +142,8 @@ class TensorStage(Stage):
     and rows along y. One that ``waits`` may start before the operands are decomposed, and waits for them. One that
     ``splits`` takes a `Partition` whose blocks, along x, are several per tile of C: they share its sums (`split_k`).
     One that ``reads_rows`` reads A before it is decomposed; in place of decomposed A, it is passed that of B once more.
-    Blocks of one that is ``in_step`` keep together (`pacing`).
+    Its ``narrow_configs`` are for an A of BF16 that it reads as it is (`Product.narrow_a`). Blocks of one that is
+    ``in_step`` keep together (`pacing`).
     """
 
     min_cc: tuple[int, int] = (9, 0)
@@ -148,6 +154,7 @@ class TensorStage(Stage):
     splits: bool = False
     reads_rows: bool = False
     in_step: bool = False
+    narrow_configs: tuple[NarrowRowsConfig, ...] = ()
 
     @property
     def batch_dimensions(self) -> int:
@@ -181,11 +188,22 @@ class TensorStage(Stage):
     def kernel(self, config: TensorConfig, product: Product, precision: str = "") -> Kernel:
         """Return the kernel that multiplies the decomposed operands."""
         own = self.precision_for(precision, product.k), product.epilogue, len(product.vectors)
-        rows = self.rows_access(product) if self.reads_rows else ""
+        rows = self.rows_access(config, product) if self.reads_rows else ""
         return self.kernel_of(config, TensorVariant(*own, product.batch.extents[-1] > 1, rows))
 
-    def rows_access(self, product: Product) -> str:
+    def taken(self, config: TensorConfig, product: Product) -> Product:
+        """Return the product of the operands that its launches take, with float32 copies of others."""
+        return product.without_narrow(a=not isinstance(config, NarrowRowsConfig))
+
+    def rows_access(self, config: TensorConfig, product: Product) -> str:
         """Return the access to rows of A, for a stage that reads them."""
+        if isinstance(config, NarrowRowsConfig):
+            if not product.narrow_a:
+                raise ValueError(
+                    f"configuration {config.name} reads rows of BF16 that are contiguous and begin at multiples of 16 "
+                    f"bytes; A is {product.a}; pass such, or another configuration"
+                )
+            return NARROW
         converted = product.converted
         a, step = converted.a, converted.batch.a[-1]
         if step % VECTOR_BYTES:
@@ -240,7 +258,8 @@ class TensorStage(Stage):
         words = Words((own[0], own[1], step, a_step, b_step, 0, 0))
         arguments = (ALPHA_ONE, *places[:2], BETA_ZERO, partials, x, y, words)
         multiplies = Step(kernel, grid, block, arguments, overlaps)
-        groups, variant = threads_per_sum(shares), AddPartialsVariant(product.epilogue, len(vectors))
+        narrow_a = isinstance(config, NarrowRowsConfig)
+        groups, variant = threads_per_sum(shares), AddPartialsVariant(product.epilogue, len(vectors), narrow_a)
         slot_bits = tensor_precision.slot_bits if tensor_precision.parts > 1 else 0
         counts = shares, groups, slot_bits, 2 if self.reads_rows else int(tensor_precision.scaled)
         words = Words((own[0], own[1], c_step, a_step, b_step, step, *counts))
