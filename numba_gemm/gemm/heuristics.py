@@ -24,10 +24,13 @@ from .ladder_heuristics import best_of_ladder, ranked_ladder
 from .precision import tensor_stage
 from .problem import Choice, Problem
 from .stage_names import check_stage_precision, resolve
+from .tensor_heuristics import FUSED_ACCESS, FUSED_VECTORS
 
 TF32_TMA, ROWS, FUSED = (TENSOR_STAGES[name] for name in ("tf32_tma", "rows_in_registers", "fused_decomposition"))
 TIMED = "bf16x6", (9, 0)  # where `ROWS` and `FUSED` were timed
-ROWS_COLUMNS = 768, 128  # most columns of `ROWS`, as is and as the transpose, which does not read parts of a prepared B
+# Most columns of `ROWS`, as is and as the transpose, which does not read parts of a prepared B; the same for sums of
+# fewer than `LONG_SUM` terms.
+ROWS_COLUMNS, ROWS_SHORT_COLUMNS = (768, 128), (2048, 128)
 BFLOAT16_BYTES = ITEM_BYTES[BFLOAT16]
 TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
@@ -138,20 +141,23 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
             wanted.a_narrow and stage is ROWS,
         )
     ]
-    others = []
-    if only is None and (precision, wanted.cc) == TIMED and k < LONG_SUM:  # `FUSED` does not divide longer sums
-        seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count)
-        others = [Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)]
-    elif only is None and (precision, wanted.cc) == TIMED:
-        others = _ranked_rows(wanted, most, ROWS_COLUMNS)
-    found = _sooner_first(found, others, wanted) if others else found
+    timed = (precision, wanted.cc) == TIMED
+    if timed:
+        found = [_by_floats(one, wanted) for one in found]
+    if only is None and timed and k > SHORT_SUM:
+        others = _ranked_rows(wanted, most, ROWS_SHORT_COLUMNS if k < LONG_SUM else ROWS_COLUMNS)
+        found = _sooner_first(found, others, wanted) if others else found
+    if only is None and timed and k < LONG_SUM:  # `FUSED` does not divide longer sums
+        slower = FUSED_VECTORS if wanted.vectors else FUSED_ACCESS[wanted.a_along + wanted.b_along]
+        seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count, slower)
+        fused = Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)
+        found = _sooner_first(found, [fused], wanted)
     if dividing:
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
         others = [one for one in _ranked_tensor(wanted._replace(tma=""), None) if one.partition is not None]
         found = sorted(found + others, key=lambda one: one.clocks * (1.0 if one.partition is None else DECOMPOSING))
     few = wanted.m <= FEW_COLUMNS or wanted.n <= FEW_COLUMNS or k <= SHORT_SUM
-    if only is None and few and (precision, wanted.cc) == TIMED:  # float32 multiply-adds are candidates, too
-        found = [_by_floats(one, wanted) for one in found[:most]]
+    if only is None and few and timed:  # float32 multiply-adds are candidates, too
         if most == 1:
             best_found = best_of_ladder(wanted, _compared(found[0], wanted))
             others = [] if best_found is None else [best_found]
@@ -162,12 +168,13 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
 
 
 def _by_floats(choice: Choice, wanted: Problem) -> Choice:
-    """Return a choice with the time that writing C by floats adds, which decides against float32 multiply-adds."""
-    if choice.partition is not None or choice.stage is FUSED:  # partial sums are written in pairs
+    """Return a choice with the time that writing C by floats adds."""
+    if choice.partition is not None:  # partial sums are written in pairs
         return choice
-    wanted = wanted.swapped if choice.swapped else wanted
     m, n, matrices, sm_count = wanted.m, wanted.n, wanted.matrices, wanted.sm_count
-    in_pairs = not wanted.epilogue and (wanted.aligned or (wanted.vectors and n % 2 == 0 and not wanted.by_columns))
+    # C is taken to be aligned where A or B is.
+    on_boundaries = wanted.vectors or wanted.a_vectors or wanted.b_vectors
+    in_pairs = on_boundaries and n % 2 == 0 and not wanted.by_columns and not wanted.epilogue
     seconds = tensor_heuristics.by_floats_seconds(choice.config, m, n, matrices, sm_count, in_pairs)
     return choice._replace(clocks=choice.clocks + seconds * wanted.clock_hz)
 
@@ -181,7 +188,7 @@ def _rounded_up(wanted: Problem) -> Problem:
     """Return a problem of as many tiles, for which the choice is the same: extents are rounded up if they can be."""
     m, n, k, sm_count = wanted.m, wanted.n, wanted.k, wanted.sm_count
     if wanted.precision != IEEE:
-        if (wanted.precision, wanted.cc) == TIMED and (m <= FEW_COLUMNS or n <= FEW_COLUMNS or wanted.k <= SHORT_SUM):
+        if (wanted.precision, wanted.cc) == TIMED:  # C may be written by floats
             return wanted
         return Problem(-(-m // TENSOR_TILE) * TENSOR_TILE, -(-n // TENSOR_TILE) * TENSOR_TILE, *wanted[2:])
     if m <= NARROW or n <= NARROW or (k <= DIRECT_TERMS and m * n <= DIRECT_ELEMENTS):

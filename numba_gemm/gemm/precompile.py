@@ -382,7 +382,7 @@ def _tensor_kernels(stage: Stage, precision: str, cc: tuple[int, int]) -> Iterat
                 TMA_LAYOUTS if isinstance(stage, TmaStage) else LAYOUTS[: None if isinstance(stage, FusedStage) else 1]
             )
             tiles = ceil_div(extent, config.BM) * ceil_div(extent, config.BN)
-            partitions = [None, Partition(2 * tiles, 0)] if may_divide(stage, config, k) else [None]
+            partitions = [None, Partition(2 * tiles, 0)] if may_divide(stage, config) else [None]
             for layout, partition in itertools.product(layouts, partitions):
                 product = _dense(layout[0], layout[1], extent, k, extent)
                 for step in stage.launches(config, product, precision, partition, gpu).steps:

@@ -58,7 +58,10 @@ NARROW_ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
     "several": {(128, 128): 300.0, (192, 64): 260.0, (128, 64): 240.0, (64, 64): 170.0},
     "compensated": {(128, 128): 190.0, (192, 64): 165.0, (128, 64): 150.0, (64, 64): 115.0},
 }
-STEPWISE = 2.1  # factor by which such tiles take longer with stepwise sums
+# Factors by which tiles take longer with stepwise sums: those of `persistent`, with several for each multiprocessor and
+# with at most one; and those of `rows_in_registers`. These, `FUSED_ACCESS`, `STEPWISE_END`, `STEPWISE_ADDING` and
+# `WRITE_ONE` are fitted to 1,151 candidates for 73 products of 167 to 1,000 terms on an H100.
+STEPWISE, ROWS_STEPWISE = (1.3, 1.75), 1.15
 # The same for operands that tensor maps describe.
 TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128): 275.0, (64, 64): 165.0}
 # TFLOP/s of an H200 at 16384 cubed, decomposition included; of short sums at 4096x4096x768.
@@ -74,22 +77,22 @@ SPEEDS = {
 }
 H200_MULTIPROCESSORS = 132
 TILE_END = 1.5e-6  # seconds that a tile takes beside its sums
+STEPWISE_END = 0.25e-9  # the same for each element, in addition, with stepwise sums
 MEMORY_EFFICIENCY = 0.8  # of device memory's theoretical bandwidth, that the decomposition reaches
 LAUNCH = 2e-6  # seconds that each launch before the last one adds
 # Divided sums: numbers of blocks per tile that are considered; seconds of the launch that adds partial sums; byte/s of
 # partial sums, written and read, which stay in the L2 cache; and the factor by which a division must be expected to be
 # faster.
 SPLITS = (2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 132)
-ADDING, PARTIALS_RATE, CLEAR_MARGIN = 1.3e-6, 2.2e12, 1.2
-# Tiles whose sums may be divided, from `LONG_SUM` terms on: those whose times were measured.
-SPLIT_TILES = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128))
+ADDING, STEPWISE_ADDING, PARTIALS_RATE, CLEAR_MARGIN = 1.3e-6, 2.3e-6, 2.2e12, 1.1
+# Tiles whose sums may be divided: those whose times were measured; and terms from which on they may be.
+SPLIT_TILES, SPLIT_TERMS = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128)), 192
 # Seconds that the first configuration of `fused_decomposition` takes in bf16x6: for the product, for each tile of a
 # multiprocessor, for each term of a sum, and for each term of each tile. Fitted to 180 random products on an H100
-# (docs/experiments.md); whether operands allow vectors makes no difference.
+# (docs/experiments.md). Terms take longer if the operands allow no vectors, by how many have k as contiguous axis.
 FUSED_PRODUCT, FUSED_TILE, FUSED_TERM, FUSED_TILE_TERM = 1.0e-6, 0.59e-6, 2.9e-9, 12.5e-9
-# Seconds that a warpgroup's kernel takes for each element of a tile that it cannot write in pairs. Fitted to 100 random
-# products of bf16x6 with short sums on an H100.
-WRITE_ONE = 0.65e-9
+FUSED_VECTORS, FUSED_ACCESS = 0.73, (1.55, 1.16, 0.76)
+WRITE_ONE = 0.35e-9  # seconds that a warpgroup's kernel takes for each element of a tile that it cannot write in pairs
 
 
 @lru_cache(maxsize=64)
@@ -106,10 +109,9 @@ def few_tiles_rates(precision: TensorPrecision) -> dict[tuple[int, int], float]:
     return {extents: rate * factor for extents, rate in rates.items()}
 
 
-def may_divide(stage: Stage, config: Any, k: int) -> bool:
-    """Return True if sums of so many terms may be divided among blocks in this configuration."""
-    splits = isinstance(stage, TensorStage) and stage.splits
-    return splits and k >= LONG_SUM and (config.BM, config.BN) in SPLIT_TILES
+def may_divide(stage: Stage, config: Any) -> bool:
+    """Return True if sums of at least `SPLIT_TERMS` terms may be divided among blocks in this configuration."""
+    return isinstance(stage, TensorStage) and stage.splits and (config.BM, config.BN) in SPLIT_TILES
 
 
 def configs_for(stage: Stage, precision: str, k: int, narrow_a: bool = False) -> list[Any]:
@@ -150,7 +152,7 @@ def seconds_of(
     rows, cols = (n, m) if tma == "NN" and isinstance(stage, TmaStage) else (m, n)
     own, decomposed, slot_k, rated = _rated(stage, precision, k < LONG_SUM, narrow_a)
     flops_by_area = 2.0 * (k if k > slot_k else slot_k) * sm_count
-    slots = -(-k // slot_k)
+    slots, adding = -(-k // slot_k), STEPWISE_ADDING if own.stepwise else ADDING
     whole_rows = isinstance(stage, TensorStage) and stage.reads_rows
     least = (
         copy_seconds(matrices * m * k * ITEM_BYTES[BFLOAT16 if narrow_a else FLOAT32], bandwidth) if whole_rows else 0.0
@@ -159,17 +161,17 @@ def seconds_of(
     if bandwidth and decomposed:
         zeros = matrices * k * FLOAT32_BYTES * own.parts / own.per_word / (MEMORY_EFFICIENCY * bandwidth)
     whole, divided = [], []
-    for config, BM, BN, area, flops_per_s, slower, few_slower, divisible in rated:
+    for config, BM, BN, area, flops_per_s, slower, few_slower, end, divisible in rated:
         down, across = -(-rows // BM), -(-cols // BN)
         tiles = matrices * down * across
         rounds, filling = -(-tiles // sm_count), zeros * ((0 if whole_rows else down * BM - rows) + across * BN - cols)
         flops = area * flops_by_area
         summing = flops / 1e12 * (few_slower if rounds == 1 else slower)
-        ranked = filling + rounds * (TILE_END + flops / flops_per_s)
-        whole.append((ranked, filling + rounds * (TILE_END + summing), config, None))
-        if divisible and 2 * tiles <= sm_count:
+        ranked = filling + rounds * (end + flops / flops_per_s)
+        whole.append((ranked, filling + rounds * (end + summing), config, None))
+        if divisible and 2 * tiles <= sm_count and k >= SPLIT_TERMS:
             limit = min(slots, sm_count // tiles)
-            partials, other = 2 * FLOAT32_BYTES * area * tiles / PARTIALS_RATE, filling + TILE_END + ADDING
+            partials, other = 2 * FLOAT32_BYTES * area * tiles / PARTIALS_RATE, filling + TILE_END + adding
             for shares in [*[count for count in SPLITS if count < limit], limit]:
                 seconds = other + summing * -(-slots // shares) / slots + partials * shares
                 divided.append((seconds * CLEAR_MARGIN, seconds, config, Partition(down * across * shares, 0)))
@@ -180,7 +182,7 @@ def seconds_of(
     return [(max(seconds, least), *one) for _, seconds, *one in best]
 
 
-Rated = tuple[Any, int, int, int, float, float, float, bool]  # see `_rated`
+Rated = tuple[Any, int, int, int, float, float, float, float, bool]  # see `_rated`
 
 
 @lru_cache(maxsize=64)
@@ -189,18 +191,19 @@ def _rated(stage: Stage, precision: str, short: bool, narrow_a: bool) -> tuple[T
     the configurations, with what is known of each.
 
     These are its extents, and the area of a tile; FLOP/s by which it is ranked; expected seconds per 10^12 FLOP with
-    tiles for all multiprocessors several times over, and with at most one for each; and whether its sums may be
-    divided.
+    tiles for all multiprocessors several times over, and with at most one for each; seconds that a tile takes beside
+    its sums; and whether its sums may be divided.
     """
     k = 1 if short else LONG_SUM
     own = precision_for(precision, k)
-    slower, few_slower = SPEEDS[precision] / SPEEDS[own.name], STEPWISE if own.stepwise else 1.0
+    slower, few_slower = STEPWISE if own.stepwise else (1.0, 1.0)
     slot_k, rates, few = 1, TMA_RATES, TMA_RATES
     decomposed = isinstance(stage, TensorStage)
     if isinstance(stage, TensorStage):
         slot_k, rates = own.slot_k, tile_rates(own)
         if stage.reads_rows:
             rates = (NARROW_ROWS_RATES if narrow_a else ROWS_RATES)["compensated" if own.compensated else "several"]
+            slower = few_slower = ROWS_STEPWISE if own.stepwise else 1.0
         few = few_tiles_rates(own) if stage.splits and not stage.reads_rows else rates
     slowest, configs = min(rates.values()), configs_for(stage, precision, k, narrow_a)
     found = []
@@ -209,7 +212,8 @@ def _rated(stage: Stage, precision: str, short: bool, narrow_a: bool) -> tuple[T
         rate = rates.get(extents, slowest)
         times = slower / rate, few_slower / few.get(extents, rate)
         area = config.BM * config.BN
-        found.append((config, *extents, area, rate * 1e12, *times, may_divide(stage, config, k)))
+        end = TILE_END + (STEPWISE_END * area if own.stepwise else 0.0)
+        found.append((config, *extents, area, rate * 1e12, *times, end, may_divide(stage, config)))
     return own, decomposed, slot_k, found
 
 
@@ -223,11 +227,14 @@ def by_floats_seconds(config: Any, m: int, n: int, matrices: int, sm_count: int,
     return WRITE_ONE * config.BM * config.BN * (max(1.0, tiles / sm_count) if tiles else 0.0)
 
 
-def fused_seconds(config: Any, m: int, n: int, k: int, matrices: int, sm_count: int) -> float:
-    """Return the expected seconds of `fused_decomposition` in its first configuration, in bf16x6."""
+def fused_seconds(config: Any, m: int, n: int, k: int, matrices: int, sm_count: int, slower: float = 1.0) -> float:
+    """Return the expected seconds of `fused_decomposition` in its first configuration, in bf16x6.
+
+    `slower` is the factor by which its accesses make the terms take longer.
+    """
     tiles = -(-matrices * -(-m // config.BM) * -(-n // config.BN) // sm_count)
     terms = -(-k // config.BK) * config.BK
-    return FUSED_PRODUCT + FUSED_TILE * tiles + (FUSED_TERM + FUSED_TILE_TERM * tiles) * terms
+    return FUSED_PRODUCT + FUSED_TILE * tiles + (FUSED_TERM + FUSED_TILE_TERM * tiles) * terms * slower
 
 
 def decomposition_seconds(

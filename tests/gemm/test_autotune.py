@@ -759,7 +759,7 @@ def test_precisions(memory, place, monkeypatch, precision):
 
     def launched(product, choice, alpha, x, y, beta, z, stream, vectors, workspace):
         gpu = runtime_devices.device_properties(0).gpu
-        needed = choice.stage.launches(choice.config, product, precision, choice.partition, gpu)
+        needed = choice.stage.launches(choice.config, choice.oriented(product), precision, choice.partition, gpu)
         assert (workspace is None) == (precision == "tf32"), "other candidates decompose their operands"
         assert not needed.scratch_bytes or workspace.holds(needed.scratch_bytes, 0)
         assert choice.precision == precision
@@ -774,7 +774,7 @@ def test_precisions(memory, place, monkeypatch, precision):
     monkeypatch.setattr(tuning, "time_interleaved", time_interleaved)
     told = autotune(a, b, precision=precision, candidates=3)
     assert told.problem.precision == precision
-    expected = {"tf32": {"tf32_tma"}, "bf16x6": {"fused_decomposition", "persistent"}}.get(precision, {"persistent"})
+    expected = {"tf32": {"tf32_tma"}, "bf16x6": {"fused_decomposition", "rows_in_registers"}}.get(precision, {"persistent"})
     assert {one.stage for one in told.candidates} == expected
     assert len({(one.config, one.partition) for one in told.candidates}) == len(told.candidates) == 3
     assert (told.best.config, told.best.partition) == done[-1], "the last candidate is the fastest"

@@ -288,7 +288,7 @@ def test_workspace_of_a_plan_by_tensor_maps_holds_decomposed_operands(torch, gpu
 def test_large_batch_needs_the_workspace_of_one_piece(gpu, precision, k):
     """Operands are decomposed in pieces of a limited size, one after another in the same memory."""
     piece = plan(64, 128, k, precision=precision, batch=65_535)
-    assert piece.stage == ("persistent" if precision == "bf16x6" else "tf32_tma")
+    assert piece.stage == ("rows_in_registers" if precision == "bf16x6" else "tf32_tma")
     assert plan(64, 128, k, precision=precision, batch=200_000).workspace_bytes == piece.workspace_bytes > 0
 
 
