@@ -30,6 +30,8 @@ __all__ = ["RATES", "Costs", "Rate", "costs_of", "rate_of", "rated"]
 LAUNCH, TILE, PIECE = 1626, 1934, 683
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.49
+# So do these and the operands' bytes. Fitted, with `first` in RATES, to 3,500 products of 88 shapes on an H100.
+MEMORY_OVERLAP = 3
 # Bytes of C per clock that an SM writes: in vectors, float by float through shared memory, and from where the sums are,
 # as small thread tiles do without an epilogue.
 STORE, STORE_STAGED, STORE_FLOATS = 93, 26, 7.8
@@ -54,8 +56,7 @@ MEMORY_EFFICIENCY = 0.85
 COMPENSATING, REGISTERS, WIDENED, WIDE_SUM = 1.5, 65536, 16, 6
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
-# Tiles along a row of C up to which those of `thin` are considered, and tiles along both axes if it is for a small C.
-TILES_ALONG, TILES_EACH = 4, 2
+TILES_ALONG = 8  # tiles along a row of C up to which those of `thin` are considered
 # `DIRECT` has no schedule. In float32, it is considered for a C of few elements, whose sums are short, without batch or
 # epilogue.
 DIRECT, DIRECT_ELEMENTS, DIRECT_TERMS = "coalesced", 1 << 17, 24
@@ -102,28 +103,29 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
     ("register_prefetch", 128, 256, 16): Rate(0.72, alone=680, resident=1),
     ("shared_tile", 16, 16, 16): Rate(0.12, alone=670, resident=8, along=False),
     ("shared_tile", 32, 32, 32): Rate(0.136, alone=1500, resident=2),
-    ("stream_k", 128, 256, 16): Rate(0.994, alone=3430, resident=1, floats=1.09),
-    ("stream_k", 256, 128, 16): Rate(0.957, alone=3435, resident=1, floats=1.03),
-    ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2),
-    ("stream_k", 64, 128, 16): Rate(0.789, alone=1035, resident=3, floats=1.11),
-    ("stream_k", 64, 64, 16): Rate(0.626, alone=780, resident=4, floats=1.09),
-    ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07),
-    ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02),
-    ("stream_k", 256, 16, 16): Rate(0.5, alone=1300, resident=3, along=False),
-    # For a C of few columns, with an A whose contiguous axis is k, and with any other.
-    ("thin", 1, 1, 512): Rate(0.0388, alone=90, resident=2, floats=0, along=True),
-    ("thin", 4, 1, 256): Rate(0.0529, alone=204, resident=3, floats=1.5, along=True),
-    ("thin", 16, 1, 256): Rate(0.0482, alone=223, resident=2, floats=0),
-    ("thin", 32, 4, 128): Rate(0.145, alone=419, resident=2, floats=1.2, along=True),
-    ("thin", 64, 8, 64): Rate(0.299, alone=415, resident=2, floats=1.46, along=True),
-    ("thin", 64, 16, 64): Rate(0.408, alone=613, resident=1, floats=1.56, along=True),
-    ("thin", 64, 1, 64): Rate(0.0528, alone=262, resident=1, floats=1.35, along=False),
-    ("thin", 128, 4, 32): Rate(0.207, alone=388, resident=1, floats=2.99, along=False),
-    ("thin", 64, 16, 32): Rate(0.4, alone=320, resident=3, floats=1.84, along=False),
-    # For a C of few rows and columns.
-    ("thin", 4, 4, 512): Rate(0.144, alone=419, resident=1),
-    ("thin", 8, 8, 256): Rate(0.6, alone=929, resident=1),
-    ("thin", 32, 32, 32): Rate(0.391, alone=339, resident=3, floats=1.03),
+    ("stream_k", 128, 256, 16): Rate(0.994, alone=3430, resident=1, floats=1.09, first=4980),
+    ("stream_k", 256, 128, 16): Rate(0.957, alone=3435, resident=1, floats=1.03, first=4780),
+    ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2, first=4580),
+    ("stream_k", 64, 128, 16): Rate(0.789, alone=1035, resident=3, floats=1.11, first=3200),
+    ("stream_k", 64, 128, 8): Rate(0.75, alone=800, resident=3, first=3000),
+    ("stream_k", 64, 64, 16): Rate(0.626, alone=780, resident=4, floats=1.09, first=2190),
+    ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07, first=2440),
+    ("stream_k", 64, 32, 16): Rate(0.531, alone=1070, resident=8, first=2600),
+    ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02, first=1635),
+    ("stream_k", 256, 16, 16): Rate(0.5, alone=1300, resident=3, along=False, first=2650),
+    # For a C of few columns.
+    ("thin", 1, 1, 512): Rate(0.0388, alone=91, resident=2, floats=1.03, along=True, first=2820),
+    ("thin", 4, 1, 256): Rate(0.0529, alone=274, resident=3, floats=1.12, along=True, first=2190),
+    ("thin", 16, 1, 256): Rate(0.0399, alone=223, resident=2, floats=0, first=2540),
+    ("thin", 64, 1, 64): Rate(0.0475, alone=262, resident=1, floats=1.03, along=False, first=2190),
+    ("thin", 4, 4, 512): Rate(0.144, alone=466, resident=1, first=2650),
+    ("thin", 32, 4, 128): Rate(0.131, alone=419, resident=2, floats=1.05, first=2550),
+    ("thin", 128, 4, 32): Rate(0.207, alone=629, resident=1, floats=1.8, first=2650),
+    ("thin", 8, 8, 256): Rate(0.6, alone=1010, resident=1, first=2940),
+    ("thin", 64, 8, 64): Rate(0.269, alone=415, resident=2, floats=1.49, first=3140),
+    ("thin", 64, 16, 64): Rate(0.408, alone=973, resident=1, floats=1.19, first=3790),
+    ("thin", 64, 16, 32): Rate(0.325, alone=320, resident=3, floats=1.23, first=3560),
+    ("thin", 32, 32, 32): Rate(0.407, alone=410, resident=3, floats=1.03, first=3130),
 }
 
 
@@ -172,6 +174,7 @@ class Costs:
         "_size",
         "_store",
         "_tile",
+        "_traffic",
         "_undivided",
         "config",
         "direct",
@@ -218,6 +221,8 @@ class Costs:
         self._launch = LAUNCH + (FIRST_FLOATS if self.in_groups and not vectors else 0)
         self._tile = config.BM, config.BN, config.BK
         self._blocks = rate.resident * sm_count
+        # Clocks per tile and term in which a tile's operands come from the L2 cache, if that may take longest.
+        self._traffic = FLOAT32_BYTES * (config.BM + config.BN) / (SHARED_RATE * sm_count) if self.in_groups else 0.0
         self._size = FLOAT32_BYTES * config.BM * config.BN
         by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
         self._store = self._size / (STORE if stores_vectors and not self.direct else by_floats) + finishing
@@ -229,26 +234,25 @@ class Costs:
             return True
         if self.direct:
             return k <= DIRECT_TERMS and m * n <= DIRECT_ELEMENTS
-        BM, BN, _ = self._tile
-        if self.rate.along is None and BN > 1:
-            return m <= TILES_EACH * BM and n <= TILES_EACH * BN
         return n <= self.most_columns and self.rate.along in (None, a_along)
 
-    def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, int]:
-        """Return clocks that no division can go below, the number of tiles of C, and of k-tiles of each.
+    def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, int, float]:
+        """Return clocks that no division can go below, numbers of tiles and of k-tiles of each, and clocks of the bytes.
 
         All multiprocessors are busy with multiply-adds, or the memory is for so many clocks; and some block computes
         all k-tiles of a tile, or an equal part of them and meets others.
         """
         (BM, BN, BK), k_tile, blocks, store = self._tile, self._k_tile, self._blocks, self._store
         tiles, k_tiles = -(-m // BM) * -(-n // BN) * matrices, -(-k // BK) or 1
+        if tiles * k * self._traffic > memory:
+            memory = tiles * k * self._traffic
         work, alone = tiles * k_tiles, k_tile[1]
         busy = work * k_tile[-1] / blocks
         whole = self.rate.first + store + k_tiles * alone
         shared = PIECE + store + MEET + TRIP - (-work // blocks) * alone
         longest = whole if whole < shared else shared
         most = busy if busy > memory else memory
-        return self._launch + (longest if longest > most else most), tiles, k_tiles
+        return self._launch + (longest if longest > most else most), tiles, k_tiles, memory
 
     def divisions(self, tiles: int, k_tiles: int) -> list[tuple[int, int]]:
         """Return ways to divide a product: blocks, and tiles that one block each computes.

@@ -30,7 +30,7 @@ TIMED = "bf16x6", (9, 0)  # where `ROWS` and `FUSED` were timed
 ROWS_COLUMNS = 768, 128  # most columns of `ROWS`, as is and as the transpose, which does not read parts of a prepared B
 TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
-NARROW = 64  # rows and columns up to which tiles may be narrower than those that extents are rounded up to
+NARROW = 256  # rows and columns up to which tiles may be narrower than those that extents are rounded up to
 SHORT_SUM = 128  # terms, up to which float32 multiply-adds are considered for any C where `TIMED`
 DECOMPOSING = 2.0  # factor by which decomposed operands must be expected to be faster than those of tensor maps
 

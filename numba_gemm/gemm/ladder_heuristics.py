@@ -10,7 +10,7 @@ from math import inf
 from ..kernels.ladder.stage import FEW_TERMS, LadderStage
 from ..kernels.stage import IEEE, Partition, Stage
 from . import cost_model
-from .cost_model import FEW_COLUMNS, LAUNCH, Costs, Way, costs_of, memory_clocks
+from .cost_model import FEW_COLUMNS, LAUNCH, MEMORY_OVERLAP, Costs, Way, costs_of, memory_clocks
 from .problem import Choice, Problem
 
 __all__ = ["best_of_ladder", "ranked_ladder"]
@@ -47,14 +47,12 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
         if costs.direct and (matrices > 1 or wanted.epilogue or wanted.precision != IEEE):
             continue
         if only is not None or not costs.narrow or (n <= costs.most_columns and costs.suits(m, n, k, a_along)):
-            bound = memory if costs.in_groups else as_is
-            least, tiles, k_tiles = costs.least(m, n, k, matrices, bound)
-            found.append((least, 2 * i, costs, False, tiles, k_tiles, bound))
+            least, *places = costs.least(m, n, k, matrices, memory if costs.in_groups else as_is)
+            found.append((least, 2 * i, costs, False, *places))
         turns = both_ways and (costs.direct or costs.stage.takes_partition)
         if turns and (only is not None or costs.suits(n, m, k, b_along)):
-            bound = memory if costs.in_groups else transposed
-            least, tiles, k_tiles = costs.least(n, m, k, matrices, bound)
-            found.append((least, 2 * i + 1, costs, True, tiles, k_tiles, bound))
+            least, *places = costs.least(n, m, k, matrices, memory if costs.in_groups else transposed)
+            found.append((least, 2 * i + 1, costs, True, *places))
     return found
 
 
@@ -74,7 +72,13 @@ def _timed(
     least = LAUNCH + memory
     slower = 1.0 if aligned or costs.direct or costs.stage.takes_partition else 0.93
     ways = costs.ways(tiles, k_tiles, memory) if limit is None else costs.ways(tiles, k_tiles, memory, limit, least)
-    return [((clocks if clocks > least else least) / slower, blocks, division) for clocks, blocks, division in ways]
+    if costs.in_groups or costs.direct:
+        return [(clocks if clocks > least else least, blocks, division) for clocks, blocks, division in ways]
+    of_bytes, order = memory**MEMORY_OVERLAP, 1 / MEMORY_OVERLAP
+    return [
+        ((LAUNCH + ((clocks - LAUNCH) ** MEMORY_OVERLAP + of_bytes) ** order) / slower, blocks, division)
+        for clocks, blocks, division in ways
+    ]
 
 
 def _choice(costs: Costs, division: tuple[int, int] | None, swapped: bool, clocks: float, precision: str) -> Choice:
@@ -90,7 +94,6 @@ def ranked_ladder(wanted: Problem, only: Stage | None = None) -> list[Choice]:
         for _, _, costs, swapped, tiles, k_tiles, bound in _ladder_candidates(wanted, only, memory)
         for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, wanted.aligned)
     ]
-    # If several wait for memory alone, more blocks have more bytes under way.
     return [choice for *_, choice in sorted(found, key=lambda one: one[:2])]
 
 
