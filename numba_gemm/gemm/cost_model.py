@@ -24,14 +24,14 @@ from ..models.roofline import FP32_LANES_PER_SM
 __all__ = ["RATES", "Costs", "Rate", "costs_of", "rate_of", "rated"]
 
 # The constants below and RATES are fitted to 7,086 products of 132 shapes on an H200 (132 SMs at 1.98 GHz, graph
-# replays; docs/experiments.md); rates of `thin` and REGROUP, to 183 products of 38 thin or deep shapes, those of
-# 1x1x512 and 4x1x256, to 109 products of a vector, and all of them with that of `coalesced` to 9,000 small products of
-# 513 shapes on an H100. Clocks of a launch, of a tile of C's first trip to memory, and of a piece of a tile's.
+# replays; docs/experiments.md); REGROUP, to 183 products of 38 thin or deep shapes; that of `coalesced`, to 9,000 small
+# products of 513 shapes on an H100. Clocks of a launch, of a tile of C's first trip to memory, and of a piece of one.
 LAUNCH, TILE, PIECE = 1626, 1934, 683
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.49
-# So do these and the operands' bytes. Fitted, with `first` in RATES, to 3,500 products of 88 shapes on an H100.
-MEMORY_OVERLAP = 3
+# So do these and the operands' bytes, but for `thin`. This and most of `first` in RATES, and the rates of `thin`, are
+# fitted to 4,700 products of 645 shapes on an H100.
+MEMORY_OVERLAP = 4
 # Bytes of C per clock that an SM writes: in vectors, float by float through shared memory, and from where the sums are,
 # as small thread tiles do without an epilogue.
 STORE, STORE_STAGED, STORE_FLOATS = 93, 26, 7.8
@@ -44,13 +44,12 @@ MEET, TRIP = 3550, 825
 IN_GROUP, REGROUP = 16, 3000
 # Clocks until its block begins with another tile, after a part of one.
 AGAIN = 4000
-# Clocks until `thin` has its first tiles if copies are of single floats. This and its `floats` in RATES are fitted to
-# 91 random products; that of 32x4x128, of which no long sums were among them, is its neighbour's.
-FIRST_FLOATS = 1000
+FIRST_FLOATS = 1000  # clocks until `thin` has its first tiles if copies are of single floats
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
 SHARED_RATE, LONE_RATE = 21.1, 138
-# Fraction of device memory's theoretical bandwidth that kernels reach.
-MEMORY_EFFICIENCY = 0.85
+# Fraction of device memory's theoretical bandwidth that kernels reach, and factor by which bytes take longer in `thin`
+# if the contiguous axis of A is not k: its tiles have few neighbouring rows.
+MEMORY_EFFICIENCY, NARROW_ROWS = 0.85, 1.1
 # Operations that compensated sums take beside each multiply-add, registers per SM, floats that it converts to float64
 # per clock, and clocks until a lane's sum is added to those of others in float64.
 COMPENSATING, REGISTERS, WIDENED, WIDE_SUM = 1.5, 65536, 16, 6
@@ -103,29 +102,29 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
     ("register_prefetch", 128, 256, 16): Rate(0.72, alone=680, resident=1),
     ("shared_tile", 16, 16, 16): Rate(0.12, alone=670, resident=8, along=False),
     ("shared_tile", 32, 32, 32): Rate(0.136, alone=1500, resident=2),
-    ("stream_k", 128, 256, 16): Rate(0.994, alone=3430, resident=1, floats=1.09, first=4980),
-    ("stream_k", 256, 128, 16): Rate(0.957, alone=3435, resident=1, floats=1.03, first=4780),
-    ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2, first=4580),
-    ("stream_k", 64, 128, 16): Rate(0.789, alone=1035, resident=3, floats=1.11, first=3200),
-    ("stream_k", 64, 128, 8): Rate(0.75, alone=800, resident=3, first=3000),
-    ("stream_k", 64, 64, 16): Rate(0.626, alone=780, resident=4, floats=1.09, first=2190),
-    ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07, first=2440),
-    ("stream_k", 64, 32, 16): Rate(0.531, alone=1070, resident=8, first=2600),
-    ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02, first=1635),
-    ("stream_k", 256, 16, 16): Rate(0.5, alone=1300, resident=3, along=False, first=2650),
+    ("stream_k", 128, 256, 16): Rate(0.994, alone=3430, resident=1, floats=1.09, first=5770),
+    ("stream_k", 256, 128, 16): Rate(0.957, alone=3435, resident=1, floats=1.03, first=6420),
+    ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2, first=5090),
+    ("stream_k", 64, 128, 16): Rate(0.789, alone=1035, resident=3, floats=1.11, first=3340),
+    ("stream_k", 64, 128, 8): Rate(0.68, alone=650, resident=3, first=2700),
+    ("stream_k", 64, 64, 16): Rate(0.626, alone=780, resident=4, floats=1.09, first=2430),
+    ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07, first=2710),
+    ("stream_k", 64, 32, 16): Rate(0.566, alone=1070, resident=8, floats=1.07, first=2600),
+    ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02, first=1780),
+    ("stream_k", 256, 16, 16): Rate(0.5, alone=1300, resident=3, along=False, first=2600),
     # For a C of few columns.
-    ("thin", 1, 1, 512): Rate(0.0388, alone=91, resident=2, floats=1.03, along=True, first=2820),
-    ("thin", 4, 1, 256): Rate(0.0529, alone=274, resident=3, floats=1.12, along=True, first=2190),
+    ("thin", 1, 1, 512): Rate(0.0266, alone=95, resident=2, floats=1.03, along=True, first=2100),
+    ("thin", 4, 1, 256): Rate(0.0476, alone=274, resident=3, floats=1.12, along=True, first=2240),
     ("thin", 16, 1, 256): Rate(0.0399, alone=223, resident=2, floats=0, first=2540),
-    ("thin", 64, 1, 64): Rate(0.0475, alone=262, resident=1, floats=1.03, along=False, first=2190),
-    ("thin", 4, 4, 512): Rate(0.144, alone=466, resident=1, first=2650),
-    ("thin", 32, 4, 128): Rate(0.131, alone=419, resident=2, floats=1.05, first=2550),
-    ("thin", 128, 4, 32): Rate(0.207, alone=629, resident=1, floats=1.8, first=2650),
+    ("thin", 64, 1, 64): Rate(0.0495, alone=262, resident=1, floats=1.03, along=False, first=1970),
+    ("thin", 4, 4, 512): Rate(0.103, alone=771, resident=1, first=2440),
+    ("thin", 32, 4, 128): Rate(0.128, alone=401, resident=2, floats=1.05, along=True, first=2340),
+    ("thin", 128, 4, 32): Rate(0.207, alone=728, resident=1, floats=2.27, along=False, first=2710),
     ("thin", 8, 8, 256): Rate(0.6, alone=1010, resident=1, first=2940),
-    ("thin", 64, 8, 64): Rate(0.269, alone=415, resident=2, floats=1.49, first=3140),
-    ("thin", 64, 16, 64): Rate(0.408, alone=973, resident=1, floats=1.19, first=3790),
-    ("thin", 64, 16, 32): Rate(0.325, alone=320, resident=3, floats=1.23, first=3560),
-    ("thin", 32, 32, 32): Rate(0.407, alone=410, resident=3, floats=1.03, first=3130),
+    ("thin", 64, 8, 64): Rate(0.275, alone=415, resident=2, floats=1.02, along=True, first=3080),
+    ("thin", 64, 16, 64): Rate(0.408, alone=973, resident=1, floats=1.19, along=True, first=3790),
+    ("thin", 64, 16, 32): Rate(0.318, alone=320, resident=3, floats=1.2, along=False, first=3490),
+    ("thin", 32, 32, 32): Rate(0.407, alone=446, resident=3, floats=1.03, first=3130),
 }
 
 
@@ -237,7 +236,7 @@ class Costs:
         return n <= self.most_columns and self.rate.along in (None, a_along)
 
     def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, int, float]:
-        """Return clocks that no division can go below, numbers of tiles and of k-tiles of each, and clocks of the bytes.
+        """Return clocks that no division can go below, numbers of tiles and k-tiles, and clocks of the bytes.
 
         All multiprocessors are busy with multiply-adds, or the memory is for so many clocks; and some block computes
         all k-tiles of a tile, or an equal part of them and meets others.

@@ -10,7 +10,7 @@ from math import inf
 from ..kernels.ladder.stage import FEW_TERMS, LadderStage
 from ..kernels.stage import IEEE, Partition, Stage
 from . import cost_model
-from .cost_model import FEW_COLUMNS, LAUNCH, MEMORY_OVERLAP, Costs, Way, costs_of, memory_clocks
+from .cost_model import FEW_COLUMNS, LAUNCH, MEMORY_OVERLAP, NARROW_ROWS, Costs, Way, costs_of, memory_clocks
 from .problem import Choice, Problem
 
 __all__ = ["best_of_ladder", "ranked_ladder"]
@@ -41,17 +41,18 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     found, a_along, b_along = [], wanted.a_along, wanted.b_along
     by_columns = max(memory, cost_model.columns_clocks(matrices * m * n, wanted.sm_count))
     as_is, transposed = (by_columns, memory) if wanted.by_columns else (memory, by_columns)
+    in_rows, in_columns = (memory if along else NARROW_ROWS * memory for along in (a_along, b_along))  # of `thin`
     compensated = wanted.precision != IEEE and k > FEW_TERMS
     vectors = wanted.vectors, wanted.partial_vectors, in_vectors
     for i, costs in enumerate(costs_of(stage, wanted.cc, wanted.sm_count, *vectors, compensated)):
         if costs.direct and (matrices > 1 or wanted.epilogue or wanted.precision != IEEE):
             continue
         if only is not None or not costs.narrow or (n <= costs.most_columns and costs.suits(m, n, k, a_along)):
-            least, *places = costs.least(m, n, k, matrices, memory if costs.in_groups else as_is)
+            least, *places = costs.least(m, n, k, matrices, in_rows if costs.in_groups else as_is)
             found.append((least, 2 * i, costs, False, *places))
         turns = both_ways and (costs.direct or costs.stage.takes_partition)
         if turns and (only is not None or costs.suits(n, m, k, b_along)):
-            least, *places = costs.least(n, m, k, matrices, memory if costs.in_groups else transposed)
+            least, *places = costs.least(n, m, k, matrices, in_columns if costs.in_groups else transposed)
             found.append((least, 2 * i + 1, costs, True, *places))
     return found
 
