@@ -135,7 +135,7 @@ def rate_of(stage: Stage, config: TileConfig) -> Rate | None:
 
 def is_narrow(stage: Stage, config: TileConfig) -> bool:
     """Return True if a configuration is worth considering for a C of few columns only."""
-    return stage.name in ("thin", DIRECT) or config.BN <= FEW_COLUMNS // 2
+    return stage.name == "thin" or config.BN <= FEW_COLUMNS // 2 or config.BN == FEW_COLUMNS < config.BM
 
 
 class Costs:
@@ -157,12 +157,16 @@ class Costs:
 
     Attributes
     ----------
-    narrow : bool
-        True if it is considered for a C of few columns only.
     direct : bool
         True if it is that of `DIRECT`.
+    divides : bool
+        True if it divides products by a partition.
+    in_groups : bool
+        True if it adds parts of sums in groups.
     most_columns : float
-        Columns of C up to which it may suit a product.
+        Columns of C up to which it is considered.
+    along : bool or None
+        That of its rate.
     """
 
     __slots__ = (
@@ -175,11 +179,12 @@ class Costs:
         "_tile",
         "_traffic",
         "_undivided",
+        "along",
         "config",
         "direct",
+        "divides",
         "in_groups",
         "most_columns",
-        "narrow",
         "rate",
         "sms",
         "stage",
@@ -211,12 +216,10 @@ class Costs:
             (rate.alone**OVERLAP + (resident * full) ** OVERLAP) ** (1 / OVERLAP)
             for resident in range(rate.resident + 1)
         ]
-        self.narrow = is_narrow(stage, config)
-        self.in_groups = stage.name == "thin"
-        self.direct = stage.name == DIRECT
-        self.most_columns = inf
-        if self.narrow and not self.direct:
-            self.most_columns = TILES_ALONG * config.BN if self.in_groups else min(2 * config.BN, FEW_COLUMNS)
+        self.in_groups, self.direct, self.divides = stage.name == "thin", stage.name == DIRECT, stage.takes_partition
+        self.most_columns, self.along = inf, rate.along
+        if is_narrow(stage, config):
+            self.most_columns = (2 if config.BN == FEW_COLUMNS // 2 and not self.in_groups else TILES_ALONG) * config.BN
         self._launch = LAUNCH + (FIRST_FLOATS if self.in_groups and not vectors else 0)
         self._tile = config.BM, config.BN, config.BK
         self._blocks = rate.resident * sm_count
@@ -226,14 +229,6 @@ class Costs:
         by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
         self._store = self._size / (STORE if stores_vectors and not self.direct else by_floats) + finishing
         self._at_once = max(1, 64 * config.lanes_k // (config.TM * config.TN))
-
-    def suits(self, m: int, n: int, k: int, a_along: bool) -> bool:
-        """Return True unless the configuration is for a smaller C, longer sums, or an A of another contiguous axis."""
-        if not self.narrow:
-            return True
-        if self.direct:
-            return k <= DIRECT_TERMS and m * n <= DIRECT_ELEMENTS
-        return n <= self.most_columns and self.rate.along in (None, a_along)
 
     def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, int, float]:
         """Return clocks that no division can go below, numbers of tiles and k-tiles, and clocks of the bytes.
@@ -279,7 +274,7 @@ class Costs:
         Ways that take more clocks than `limit` may be left out, and so may ways that take more than both `least` and an
         earlier one.
         """
-        if not self.stage.takes_partition:
+        if not self.divides:
             clocks = self.clocks(tiles, k_tiles, [(tiles, tiles)])[0][0]
             return [(clocks + memory if self.direct else clocks, 0, None)]
         divisions = [(tiles, tiles)] if self._undivided else self.divisions(tiles, k_tiles)
@@ -371,7 +366,7 @@ def rated(cc: tuple[int, int]) -> tuple[tuple[LadderStage, TileConfig], ...]:
 @lru_cache(maxsize=16)
 def common_divisors(cc: tuple[int, int]) -> tuple[int, int]:
     """Return the largest numbers that divide all extents of C's tiles, and of k-tiles, but for a C of few columns."""
-    configs = [config for stage, config in rated(cc) if not is_narrow(stage, config)]
+    configs = [one for stage, one in rated(cc) if stage.name != DIRECT and not is_narrow(stage, one)]
     return gcd(*(config.BM for config in configs), *(config.BN for config in configs)), gcd(*(c.BK for c in configs))
 
 
