@@ -55,7 +55,8 @@ MEMORY_EFFICIENCY, NARROW_ROWS = 0.85, 1.1
 COMPENSATING, REGISTERS, WIDENED, WIDE_SUM = 1.5, 65536, 16, 6
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
-TILES_ALONG = 8  # tiles along a row of C up to which those of `thin` are considered
+# Tiles along a row of C up to which those for a C of few columns are considered, and columns up to which `thin` is.
+TILES_ALONG, THIN_COLUMNS = 8, 64
 # `DIRECT` has no schedule. In float32, it is considered for a C of few elements, whose sums are short, without batch or
 # epilogue.
 DIRECT, DIRECT_ELEMENTS, DIRECT_TERMS = "coalesced", 1 << 17, 24
@@ -166,7 +167,7 @@ class Costs:
     most_columns : float
         Columns of C up to which it is considered.
     along : bool or None
-        That of its rate.
+        Contiguous axis of A that it is considered for, as in `Rate`.
     """
 
     __slots__ = (
@@ -217,9 +218,13 @@ class Costs:
             for resident in range(rate.resident + 1)
         ]
         self.in_groups, self.direct, self.divides = stage.name == "thin", stage.name == DIRECT, stage.takes_partition
-        self.most_columns, self.along = inf, rate.along
+        # Tiles of several columns serve both axes well; of kernels with compensated sums, there are to be few.
+        several = self.in_groups and config.BN > 1 and not compensated
+        self.most_columns, self.along = inf, None if several else rate.along
         if is_narrow(stage, config):
-            self.most_columns = (2 if config.BN == FEW_COLUMNS // 2 and not self.in_groups else TILES_ALONG) * config.BN
+            self.most_columns = TILES_ALONG * config.BN
+            if self.in_groups or config.BN < FEW_COLUMNS:
+                self.most_columns = min(self.most_columns, THIN_COLUMNS if self.in_groups else FEW_COLUMNS)
         self._launch = LAUNCH + (FIRST_FLOATS if self.in_groups and not vectors else 0)
         self._tile = config.BM, config.BN, config.BK
         self._blocks = rate.resident * sm_count
