@@ -83,7 +83,7 @@ class Rate:
     along : bool or None
         True if a narrow configuration is for an A whose contiguous axis is k, False if for any other; None if for both.
     first : int
-        Clocks of a tile's first trip to memory.
+        Clocks of a tile beside its k-tiles and the bytes of C: mostly its first trip to memory.
     """
 
     efficiency: float
