@@ -24,12 +24,14 @@ from ..models.roofline import FP32_LANES_PER_SM
 __all__ = ["RATES", "Costs", "Rate", "costs_of", "rate_of", "rated"]
 
 # The constants below and RATES are fitted to 7,086 products of 132 shapes on an H200 (132 SMs at 1.98 GHz, graph
-# replays; docs/experiments.md); rates of `thin` and REGROUP, to 183 products of 38 thin or deep shapes, those of
-# 1x1x512 and 4x1x256, to 109 products of a vector, and all of them with that of `coalesced` to 9,000 small products of
-# 513 shapes on an H100. Clocks of a launch, of a tile of C's first trip to memory, and of a piece of a tile's.
+# replays; docs/experiments.md); REGROUP, to 183 products of 38 thin or deep shapes; that of `coalesced`, to 9,000 small
+# products of 513 shapes on an H100. Clocks of a launch, of a tile of C's first trip to memory, and of a piece of one.
 LAUNCH, TILE, PIECE = 1626, 1934, 683
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.49
+# So do these and the operands' bytes, but for `thin`. This and most of `first` in RATES, and the rates of `thin`, are
+# fitted to 4,700 products of 645 shapes on an H100.
+MEMORY_OVERLAP = 4
 # Bytes of C per clock that an SM writes: in vectors, float by float through shared memory, and from where the sums are,
 # as small thread tiles do without an epilogue.
 STORE, STORE_STAGED, STORE_FLOATS = 93, 26, 7.8
@@ -42,20 +44,19 @@ MEET, TRIP = 3550, 825
 IN_GROUP, REGROUP = 16, 3000
 # Clocks until its block begins with another tile, after a part of one.
 AGAIN = 4000
-# Clocks until `thin` has its first tiles if copies are of single floats. This and its `floats` in RATES are fitted to
-# 91 random products; that of 32x4x128, of which no long sums were among them, is its neighbour's.
-FIRST_FLOATS = 1000
+FIRST_FLOATS = 1000  # clocks until `thin` has its first tiles if copies are of single floats
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
 SHARED_RATE, LONE_RATE = 21.1, 138
-# Fraction of device memory's theoretical bandwidth that kernels reach.
-MEMORY_EFFICIENCY = 0.85
+# Fraction of device memory's theoretical bandwidth that kernels reach, and factor by which bytes take longer in `thin`
+# if the contiguous axis of A is not k: its tiles have few neighbouring rows.
+MEMORY_EFFICIENCY, NARROW_ROWS = 0.85, 1.1
 # Operations that compensated sums take beside each multiply-add, registers per SM, floats that it converts to float64
 # per clock, and clocks until a lane's sum is added to those of others in float64.
 COMPENSATING, REGISTERS, WIDENED, WIDE_SUM = 1.5, 65536, 16, 6
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
-# Tiles along a row of C up to which those of `thin` are considered, and tiles along both axes if it is for a small C.
-TILES_ALONG, TILES_EACH = 4, 2
+# Tiles along a row of C up to which those for a C of few columns are considered, and columns up to which `thin` is.
+TILES_ALONG, THIN_COLUMNS = 8, 64
 # `DIRECT` has no schedule. In float32, it is considered for a C of few elements, whose sums are short, without batch or
 # epilogue.
 DIRECT, DIRECT_ELEMENTS, DIRECT_TERMS = "coalesced", 1 << 17, 24
@@ -82,7 +83,7 @@ class Rate:
     along : bool or None
         True if a narrow configuration is for an A whose contiguous axis is k, False if for any other; None if for both.
     first : int
-        Clocks of a tile's first trip to memory.
+        Clocks of a tile beside its k-tiles and the bytes of C: mostly its first trip to memory.
     """
 
     efficiency: float
@@ -102,28 +103,29 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
     ("register_prefetch", 128, 256, 16): Rate(0.72, alone=680, resident=1),
     ("shared_tile", 16, 16, 16): Rate(0.12, alone=670, resident=8, along=False),
     ("shared_tile", 32, 32, 32): Rate(0.136, alone=1500, resident=2),
-    ("stream_k", 128, 256, 16): Rate(0.994, alone=3430, resident=1, floats=1.09),
-    ("stream_k", 256, 128, 16): Rate(0.957, alone=3435, resident=1, floats=1.03),
-    ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2),
-    ("stream_k", 64, 128, 16): Rate(0.789, alone=1035, resident=3, floats=1.11),
-    ("stream_k", 64, 64, 16): Rate(0.626, alone=780, resident=4, floats=1.09),
-    ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07),
-    ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02),
-    ("stream_k", 256, 16, 16): Rate(0.5, alone=1300, resident=3, along=False),
-    # For a C of few columns, with an A whose contiguous axis is k, and with any other.
-    ("thin", 1, 1, 512): Rate(0.0388, alone=90, resident=2, floats=0, along=True),
-    ("thin", 4, 1, 256): Rate(0.0529, alone=204, resident=3, floats=1.5, along=True),
-    ("thin", 16, 1, 256): Rate(0.0482, alone=223, resident=2, floats=0),
-    ("thin", 32, 4, 128): Rate(0.145, alone=419, resident=2, floats=1.2, along=True),
-    ("thin", 64, 8, 64): Rate(0.299, alone=415, resident=2, floats=1.46, along=True),
-    ("thin", 64, 16, 64): Rate(0.408, alone=613, resident=1, floats=1.56, along=True),
-    ("thin", 64, 1, 64): Rate(0.0528, alone=262, resident=1, floats=1.35, along=False),
-    ("thin", 128, 4, 32): Rate(0.207, alone=388, resident=1, floats=2.99, along=False),
-    ("thin", 64, 16, 32): Rate(0.4, alone=320, resident=3, floats=1.84, along=False),
-    # For a C of few rows and columns.
-    ("thin", 4, 4, 512): Rate(0.144, alone=419, resident=1),
-    ("thin", 8, 8, 256): Rate(0.6, alone=929, resident=1),
-    ("thin", 32, 32, 32): Rate(0.391, alone=339, resident=3, floats=1.03),
+    ("stream_k", 128, 256, 16): Rate(0.994, alone=3430, resident=1, floats=1.09, first=5770),
+    ("stream_k", 256, 128, 16): Rate(0.957, alone=3435, resident=1, floats=1.03, first=6420),
+    ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2, first=5090),
+    ("stream_k", 64, 128, 16): Rate(0.789, alone=1035, resident=3, floats=1.11, first=3340),
+    ("stream_k", 64, 128, 8): Rate(0.68, alone=650, resident=3, first=2700),
+    ("stream_k", 64, 64, 16): Rate(0.626, alone=780, resident=4, floats=1.09, first=2430),
+    ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07, first=2710),
+    ("stream_k", 64, 32, 16): Rate(0.566, alone=1070, resident=8, floats=1.07, first=2600),
+    ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02, first=1780),
+    ("stream_k", 256, 16, 16): Rate(0.5, alone=1300, resident=3, along=False, first=2600),
+    # For a C of few columns.
+    ("thin", 1, 1, 512): Rate(0.0266, alone=95, resident=2, floats=1.03, along=True, first=2100),
+    ("thin", 4, 1, 256): Rate(0.0476, alone=274, resident=3, floats=1.12, along=True, first=2240),
+    ("thin", 16, 1, 256): Rate(0.0399, alone=223, resident=2, floats=0, first=2540),
+    ("thin", 64, 1, 64): Rate(0.0495, alone=262, resident=1, floats=1.03, along=False, first=1970),
+    ("thin", 4, 4, 512): Rate(0.103, alone=771, resident=1, first=2440),
+    ("thin", 32, 4, 128): Rate(0.128, alone=401, resident=2, floats=1.05, along=True, first=2340),
+    ("thin", 128, 4, 32): Rate(0.207, alone=728, resident=1, floats=2.27, along=False, first=2710),
+    ("thin", 8, 8, 256): Rate(0.6, alone=1010, resident=1, first=2940),
+    ("thin", 64, 8, 64): Rate(0.275, alone=415, resident=2, floats=1.02, along=True, first=3080),
+    ("thin", 64, 16, 64): Rate(0.408, alone=973, resident=1, floats=1.19, along=True, first=3790),
+    ("thin", 64, 16, 32): Rate(0.318, alone=320, resident=3, floats=1.2, along=False, first=3490),
+    ("thin", 32, 32, 32): Rate(0.407, alone=446, resident=3, floats=1.03, first=3130),
 }
 
 
@@ -134,7 +136,7 @@ def rate_of(stage: Stage, config: TileConfig) -> Rate | None:
 
 def is_narrow(stage: Stage, config: TileConfig) -> bool:
     """Return True if a configuration is worth considering for a C of few columns only."""
-    return stage.name in ("thin", DIRECT) or config.BN <= FEW_COLUMNS // 2
+    return stage.name == "thin" or config.BN <= FEW_COLUMNS // 2 or config.BN == FEW_COLUMNS < config.BM
 
 
 class Costs:
@@ -156,12 +158,16 @@ class Costs:
 
     Attributes
     ----------
-    narrow : bool
-        True if it is considered for a C of few columns only.
     direct : bool
         True if it is that of `DIRECT`.
+    divides : bool
+        True if it divides products by a partition.
+    in_groups : bool
+        True if it adds parts of sums in groups.
     most_columns : float
-        Columns of C up to which it may suit a product.
+        Columns of C up to which it is considered.
+    along : bool or None
+        Contiguous axis of A that it is considered for, as in `Rate`.
     """
 
     __slots__ = (
@@ -172,12 +178,14 @@ class Costs:
         "_size",
         "_store",
         "_tile",
+        "_traffic",
         "_undivided",
+        "along",
         "config",
         "direct",
+        "divides",
         "in_groups",
         "most_columns",
-        "narrow",
         "rate",
         "sms",
         "stage",
@@ -209,46 +217,41 @@ class Costs:
             (rate.alone**OVERLAP + (resident * full) ** OVERLAP) ** (1 / OVERLAP)
             for resident in range(rate.resident + 1)
         ]
-        self.narrow = is_narrow(stage, config)
-        self.in_groups = stage.name == "thin"
-        self.direct = stage.name == DIRECT
-        self.most_columns = inf
-        if self.narrow and not self.direct:
-            self.most_columns = TILES_ALONG * config.BN if self.in_groups else min(2 * config.BN, FEW_COLUMNS)
+        self.in_groups, self.direct, self.divides = stage.name == "thin", stage.name == DIRECT, stage.takes_partition
+        # Tiles of several columns serve both axes well; of kernels with compensated sums, there are to be few.
+        several = self.in_groups and config.BN > 1 and not compensated
+        self.most_columns, self.along = inf, None if several else rate.along
+        if is_narrow(stage, config):
+            self.most_columns = TILES_ALONG * config.BN
+            if self.in_groups or config.BN < FEW_COLUMNS:
+                self.most_columns = min(self.most_columns, THIN_COLUMNS if self.in_groups else FEW_COLUMNS)
         self._launch = LAUNCH + (FIRST_FLOATS if self.in_groups and not vectors else 0)
         self._tile = config.BM, config.BN, config.BK
         self._blocks = rate.resident * sm_count
+        # Clocks per tile and term in which a tile's operands come from the L2 cache, if that may take longest.
+        self._traffic = FLOAT32_BYTES * (config.BM + config.BN) / (SHARED_RATE * sm_count) if self.in_groups else 0.0
         self._size = FLOAT32_BYTES * config.BM * config.BN
         by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
         self._store = self._size / (STORE if stores_vectors and not self.direct else by_floats) + finishing
         self._at_once = max(1, 64 * config.lanes_k // (config.TM * config.TN))
 
-    def suits(self, m: int, n: int, k: int, a_along: bool) -> bool:
-        """Return True unless the configuration is for a smaller C, longer sums, or an A of another contiguous axis."""
-        if not self.narrow:
-            return True
-        if self.direct:
-            return k <= DIRECT_TERMS and m * n <= DIRECT_ELEMENTS
-        BM, BN, _ = self._tile
-        if self.rate.along is None and BN > 1:
-            return m <= TILES_EACH * BM and n <= TILES_EACH * BN
-        return n <= self.most_columns and self.rate.along in (None, a_along)
-
-    def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, int]:
-        """Return clocks that no division can go below, the number of tiles of C, and of k-tiles of each.
+    def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, int, float]:
+        """Return clocks that no division can go below, numbers of tiles and k-tiles, and clocks of the bytes.
 
         All multiprocessors are busy with multiply-adds, or the memory is for so many clocks; and some block computes
         all k-tiles of a tile, or an equal part of them and meets others.
         """
         (BM, BN, BK), k_tile, blocks, store = self._tile, self._k_tile, self._blocks, self._store
         tiles, k_tiles = -(-m // BM) * -(-n // BN) * matrices, -(-k // BK) or 1
+        if tiles * k * self._traffic > memory:
+            memory = tiles * k * self._traffic
         work, alone = tiles * k_tiles, k_tile[1]
         busy = work * k_tile[-1] / blocks
         whole = self.rate.first + store + k_tiles * alone
         shared = PIECE + store + MEET + TRIP - (-work // blocks) * alone
         longest = whole if whole < shared else shared
         most = busy if busy > memory else memory
-        return self._launch + (longest if longest > most else most), tiles, k_tiles
+        return self._launch + (longest if longest > most else most), tiles, k_tiles, memory
 
     def divisions(self, tiles: int, k_tiles: int) -> list[tuple[int, int]]:
         """Return ways to divide a product: blocks, and tiles that one block each computes.
@@ -276,7 +279,7 @@ class Costs:
         Ways that take more clocks than `limit` may be left out, and so may ways that take more than both `least` and an
         earlier one.
         """
-        if not self.stage.takes_partition:
+        if not self.divides:
             clocks = self.clocks(tiles, k_tiles, [(tiles, tiles)])[0][0]
             return [(clocks + memory if self.direct else clocks, 0, None)]
         divisions = [(tiles, tiles)] if self._undivided else self.divisions(tiles, k_tiles)
@@ -368,7 +371,7 @@ def rated(cc: tuple[int, int]) -> tuple[tuple[LadderStage, TileConfig], ...]:
 @lru_cache(maxsize=16)
 def common_divisors(cc: tuple[int, int]) -> tuple[int, int]:
     """Return the largest numbers that divide all extents of C's tiles, and of k-tiles, but for a C of few columns."""
-    configs = [config for stage, config in rated(cc) if not is_narrow(stage, config)]
+    configs = [one for stage, one in rated(cc) if stage.name != DIRECT and not is_narrow(stage, one)]
     return gcd(*(config.BM for config in configs), *(config.BN for config in configs)), gcd(*(c.BK for c in configs))
 
 

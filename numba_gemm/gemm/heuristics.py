@@ -35,6 +35,7 @@ BFLOAT16_BYTES = ITEM_BYTES[BFLOAT16]
 TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
 NARROW = 64  # rows and columns up to which tiles may be narrower than those that extents are rounded up to
+BYTES_COUNT = 4  # multiply-adds, in the time of the bytes, from which on these make no difference to a choice
 SHORT_SUM = 128  # terms, up to which float32 multiply-adds are considered for any C where `TIMED`
 DECOMPOSING = 2.0  # factor by which decomposed operands must be expected to be faster than those of tensor maps
 
@@ -199,8 +200,8 @@ def _rounded_up(wanted: Problem) -> Problem:
     in_bytes = memory_clocks(elements, wanted.memory_bandwidth, wanted.clock_hz)
     if wanted.by_columns:
         in_bytes = max(in_bytes, cost_model.columns_clocks(wanted.matrices * rows * cols, sm_count))
-    if in_bytes > wanted.matrices * m * n * k / (MOST_LANES * sm_count):
-        return wanted  # the bytes may decide
+    if BYTES_COUNT * in_bytes > wanted.matrices * m * n * k / (MOST_LANES * sm_count):
+        return wanted
     return Problem(rows, cols, terms, *wanted[3:])
 
 

@@ -10,7 +10,18 @@ from math import inf
 from ..kernels.ladder.stage import FEW_TERMS, LadderStage
 from ..kernels.stage import IEEE, Partition, Stage
 from . import cost_model
-from .cost_model import FEW_COLUMNS, LAUNCH, Costs, Way, costs_of, memory_clocks
+from .cost_model import (
+    DIRECT_ELEMENTS,
+    DIRECT_TERMS,
+    FEW_COLUMNS,
+    LAUNCH,
+    MEMORY_OVERLAP,
+    NARROW_ROWS,
+    Costs,
+    Way,
+    costs_of,
+    memory_clocks,
+)
 from .problem import Choice, Problem
 
 __all__ = ["best_of_ladder", "ranked_ladder"]
@@ -39,21 +50,25 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     in_vectors = wanted.aligned and not wanted.epilogue
     both_ways = not wanted.epilogue and (min(m, n) <= FEW_COLUMNS or wanted.by_columns)
     found, a_along, b_along = [], wanted.a_along, wanted.b_along
-    by_columns = max(memory, cost_model.columns_clocks(matrices * m * n, wanted.sm_count))
+    by_columns = memory
+    if both_ways or wanted.by_columns:
+        by_columns = max(memory, cost_model.columns_clocks(matrices * m * n, wanted.sm_count))
     as_is, transposed = (by_columns, memory) if wanted.by_columns else (memory, by_columns)
+    in_rows, in_columns = (memory if along else NARROW_ROWS * memory for along in (a_along, b_along))  # of `thin`
     compensated = wanted.precision != IEEE and k > FEW_TERMS
     vectors = wanted.vectors, wanted.partial_vectors, in_vectors
+    few = only is not None or (k <= DIRECT_TERMS and m * n <= DIRECT_ELEMENTS)
+    directly = few and matrices == 1 and not wanted.epilogue and wanted.precision == IEEE
     for i, costs in enumerate(costs_of(stage, wanted.cc, wanted.sm_count, *vectors, compensated)):
-        if costs.direct and (matrices > 1 or wanted.epilogue or wanted.precision != IEEE):
+        if costs.direct and not directly:
             continue
-        if only is not None or not costs.narrow or (n <= costs.most_columns and costs.suits(m, n, k, a_along)):
-            bound = memory if costs.in_groups else as_is
-            least, tiles, k_tiles = costs.least(m, n, k, matrices, bound)
+        if only is not None or (n <= costs.most_columns and costs.along in (None, a_along)):
+            least, tiles, k_tiles, bound = costs.least(m, n, k, matrices, in_rows if costs.in_groups else as_is)
             found.append((least, 2 * i, costs, False, tiles, k_tiles, bound))
-        turns = both_ways and (costs.direct or costs.stage.takes_partition)
-        if turns and (only is not None or costs.suits(n, m, k, b_along)):
-            bound = memory if costs.in_groups else transposed
-            least, tiles, k_tiles = costs.least(n, m, k, matrices, bound)
+        turns = both_ways and (costs.direct or costs.divides)
+        if turns and (only is not None or (m <= costs.most_columns and costs.along in (None, b_along))):
+            bound = in_columns if costs.in_groups else transposed
+            least, tiles, k_tiles, bound = costs.least(n, m, k, matrices, bound)
             found.append((least, 2 * i + 1, costs, True, tiles, k_tiles, bound))
     return found
 
@@ -72,9 +87,15 @@ def _timed(
     With a `limit`, choices that take more clocks may be missing.
     """
     least = LAUNCH + memory
-    slower = 1.0 if aligned or costs.direct or costs.stage.takes_partition else 0.93
+    slower = 1.0 if aligned or costs.direct or costs.divides else 0.93
     ways = costs.ways(tiles, k_tiles, memory) if limit is None else costs.ways(tiles, k_tiles, memory, limit, least)
-    return [((clocks if clocks > least else least) / slower, blocks, division) for clocks, blocks, division in ways]
+    if costs.in_groups or costs.direct:
+        return [(clocks if clocks > least else least, blocks, division) for clocks, blocks, division in ways]
+    of_bytes, order = memory**MEMORY_OVERLAP, 1 / MEMORY_OVERLAP
+    return [
+        ((LAUNCH + ((clocks - LAUNCH) ** MEMORY_OVERLAP + of_bytes) ** order) / slower, blocks, division)
+        for clocks, blocks, division in ways
+    ]
 
 
 def _choice(costs: Costs, division: tuple[int, int] | None, swapped: bool, clocks: float, precision: str) -> Choice:
@@ -90,7 +111,6 @@ def ranked_ladder(wanted: Problem, only: Stage | None = None) -> list[Choice]:
         for _, _, costs, swapped, tiles, k_tiles, bound in _ladder_candidates(wanted, only, memory)
         for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, wanted.aligned)
     ]
-    # If several wait for memory alone, more blocks have more bytes under way.
     return [choice for *_, choice in sorted(found, key=lambda one: one[:2])]
 
 
