@@ -51,8 +51,8 @@ def tiled_sgemm(
         Dimensions before the last two are batch dimensions, which are broadcast as in NumPy; vectors, of shape (K,),
         are multiplied as by `numpy.matmul`. Arrays in device memory are read in place. NumPy arrays are copied to the
         GPU, and the result back. Operands of 16 bits are converted to float32, which is exact, by a launch before the
-        product, in 4 bytes of memory per element; the dtypes of `a` and `b` may differ. Either may be an operand that
-        `prepare` returned.
+        product, in 4 bytes of memory per element, unless a stage reads them as they are; the dtypes of `a` and `b` may
+        differ. Either may be an operand that `prepare` returned.
     out : array of shape (..., M, N), float32, optional
         Array of the same library for the result, and C unless `c` is given; it is overwritten. Its elements must be
         distinct and may not be shared with `a` or `b`; strides are arbitrary otherwise. PyTorch's autograd is told that

@@ -49,8 +49,7 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
     a_aligned, b_aligned = a.aligned, b.aligned
     of_a = a_aligned or a.rows == 1 or a.transposed.aligned
     of_b = b_aligned or b.cols == 1 or b.transposed.aligned
-    by_rows = precision in ROWS.precisions
-    a_narrow, b_narrow = by_rows and product.narrow_a, by_rows and product.transposed.narrow_a
+    narrow = precision in ROWS.precisions and converted is not product
     mapped = converted is product and precision in TF32_TMA.precisions and TF32_TMA.runs_on(gpu.cc)
     tma = tma_operands(product) if mapped else None
     return Problem(
@@ -64,8 +63,8 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         b_along=b.row_stride == FLOAT32_BYTES and b.col_stride != FLOAT32_BYTES,
         a_vectors=a_whole and (a_aligned or a.aligned_rows or a.transposed.aligned_rows),
         b_vectors=b_whole and (b_aligned or b.aligned_rows or b.transposed.aligned_rows),
-        a_narrow=a_narrow,
-        b_narrow=b_narrow,
+        a_narrow=narrow and product.narrow_a,
+        b_narrow=narrow and product.transposed.narrow_a,
         by_columns=c.row_stride == FLOAT32_BYTES and c.col_stride != FLOAT32_BYTES,
         epilogue=product.epilogue is not None,
         precision=precision,
@@ -102,7 +101,11 @@ def _sooner_first(found: list[Choice], others: list[Choice], wanted: Problem) ->
     """Return two rankings, one behind the other: first the one whose best candidate is expected to be faster."""
     if not found:
         return others
-    return others + found if _compared(others[0], wanted) < _compared(found[0], wanted) else found + others
+    if wanted.a_narrow or wanted.b_narrow:
+        sooner = _compared(others[0], wanted) < _compared(found[0], wanted)
+    else:
+        sooner = others[0].clocks < found[0].clocks
+    return others + found if sooner else found + others
 
 
 def _compared(choice: Choice, wanted: Problem) -> float:

@@ -122,8 +122,11 @@ def configs_for(stage: Stage, precision: str, k: int, narrow_a: bool = False) ->
         return list(stage.configs)
     if not stage.complete:
         return list(stage.configs[:1])
+    if stage.reads_rows and narrow_a:  # with stepwise sums, wider tiles leave no registers
+        stepwise = precision_for(precision, k).stepwise
+        return [config for config in stage.narrow_configs if config.BN <= 64 or not stepwise]
     if stage.reads_rows:
-        return list(stage.narrow_configs if narrow_a else stage.configs)
+        return list(stage.configs)
     own = precision_for(precision, k)
     extents = set(tile_rates(own)).difference(LEFT_OUT.get(own.name, OTHERS_LEFT_OUT))
     return [config for config in stage.configs if (config.BM, config.BN) in extents] or list(stage.configs)

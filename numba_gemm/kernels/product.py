@@ -233,6 +233,8 @@ class Product(NamedTuple):
     @property
     def converted(self) -> Product:
         """Product of the float32 copies of operands that have other dtypes."""
+        if self.a.dtype == self.b.dtype == FLOAT32:
+            return self
         return self.without_narrow()
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from ..device.units import MAX_GRID_X, MAX_GRID_Y, VECTOR_BYTES
 from ..typing import PrecisionName, StageName
 from .conversion import with_conversion
-from .product import Product
+from .product import FLOAT32, Product
 from .step import Kernel, Launches
 
 IEEE: Final = "ieee"  # float32 multiply-adds
@@ -177,7 +177,7 @@ class Stage:
         self, config: Any, product: Product, precision: str, partition: Partition | None, gpu: Gpu
     ) -> Launches:
         """Return the launches of a product that is one piece of `pieces`; the first converts operands if needed."""
-        taken = self.taken(config, product)
+        taken = product if product.a.dtype == product.b.dtype == FLOAT32 else self.taken(config, product)
         made = self.own_launches(config, taken, precision, partition, gpu)
         return made if taken is product else with_conversion(made, product, taken)
 

@@ -193,7 +193,7 @@ class TensorStage(Stage):
 
     def taken(self, config: TensorConfig, product: Product) -> Product:
         """Return the product of the operands that its launches take, with float32 copies of others."""
-        return product.without_narrow(a=not isinstance(config, NarrowRowsConfig))
+        return product.without_narrow(a=False) if isinstance(config, NarrowRowsConfig) else product.converted
 
     def rows_access(self, config: TensorConfig, product: Product) -> str:
         """Return the access to rows of A, for a stage that reads them."""
