@@ -8,11 +8,12 @@ from typing import Any
 
 from ..arrays import ArrayKind, Operand, row_major
 from ..device.units import FLOAT32_BYTES
+from ..kernels.conversion import conversion_bytes
 from ..kernels.product import FLOAT32, Product
 from ..kernels.stage import IEEE
 from ..runtime.device import DeviceProperties
 from ..runtime.launch import product_of
-from . import batches, heuristics
+from . import batches, heuristics, tensor_heuristics
 from .precision import FP32_AUTO, STAGES, canonical, tensor_stage
 
 __all__ = ["AUTO_PRECISION", "auto_reason", "described", "product_for", "resolved"]
@@ -50,8 +51,16 @@ def auto_reason(product: Product, gpu: DeviceProperties) -> tuple[str, str]:
         return IEEE, "only compute capability 9.0 has a faster precision of this accuracy"
     if product.k < AUTO_K:
         return IEEE, f"the error of {AUTO_PRECISION} is no larger than that of float32 sums only from K = {AUTO_K} on"
-    exact, emulated = (heuristics.best(heuristics.problem(product, gpu, one)).clocks for one in (IEEE, AUTO_PRECISION))
-    times = f"is expected to take {emulated / gpu.clock_hz * 1e6:.1f} us instead of {exact / gpu.clock_hz * 1e6:.1f} us"
+    exact, emulated = (_seconds(product, one, gpu) for one in (IEEE, AUTO_PRECISION))
+    times = f"is expected to take {emulated * 1e6:.1f} us instead of {exact * 1e6:.1f} us"
     if exact <= emulated:
         return IEEE, f"{AUTO_PRECISION} {times}"
     return AUTO_PRECISION, f"its error and range are no worse than those of {IEEE}, and it {times}"
+
+
+def _seconds(product: Product, precision: str, gpu: DeviceProperties) -> float:
+    """Return the expected seconds of a product, with the conversion of operands that its kernel does not take."""
+    choice = heuristics.best(heuristics.problem(product, gpu, precision))
+    own = choice.oriented(product)
+    size = conversion_bytes(own, choice.stage.taken(choice.config, own))
+    return choice.clocks / gpu.clock_hz + tensor_heuristics.copy_seconds(size, gpu.memory_bandwidth)

@@ -774,7 +774,8 @@ def test_precisions(memory, place, monkeypatch, precision):
     monkeypatch.setattr(tuning, "time_interleaved", time_interleaved)
     told = autotune(a, b, precision=precision, candidates=3)
     assert told.problem.precision == precision
-    expected = {"tf32": {"tf32_tma"}, "bf16x6": {"fused_decomposition", "rows_in_registers"}}.get(precision, {"persistent"})
+    own = {"tf32": {"tf32_tma"}, "bf16x6": {"fused_decomposition", "rows_in_registers"}}
+    expected = own.get(precision, {"persistent"})
     assert {one.stage for one in told.candidates} == expected
     assert len({(one.config, one.partition) for one in told.candidates}) == len(told.candidates) == 3
     assert (told.best.config, told.best.partition) == done[-1], "the last candidate is the fastest"

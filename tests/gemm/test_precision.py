@@ -13,7 +13,7 @@ import pytest
 import numba_gemm
 from numba_gemm.arrays import ArrayKind, Operand, row_major
 from numba_gemm.gemm import explain as explanations
-from numba_gemm.gemm import heuristics
+from numba_gemm.gemm import heuristics, tensor_heuristics
 from numba_gemm.gemm import plan as plans
 from numba_gemm.gemm import precision as precisions
 from numba_gemm.gemm import precompile as precompiling
@@ -166,6 +166,19 @@ def test_properties_of_the_operands_by_which_fp32_auto_decides(change):
     products = [by_rows(*one) for one in itertools.product((16, 40, 64, 128, 512), (64, 768, 3000), (256, 1024, 3072))]
     gpu = gpu_of((9, 0))
     assert any(resolved("fp32_auto", change(one), gpu) != resolved("fp32_auto", one, gpu) for one in products)
+
+
+@pytest.mark.usefixtures("tensor_cores")
+def test_fp32_auto_knows_that_bfloat16_rows_need_no_conversion():
+    wide = by_rows(1024, 64, 1024)
+    narrow = wide._replace(a=dense("N", 1024, 1024, "bfloat16"))
+    half = wide._replace(a=dense("N", 1024, 1024, "float16"))
+    (first, _), (second, words), (third, _) = (auto_reason(one, gpu_of((9, 0))) for one in (wide, narrow, half))
+    assert (first, second, third) == ("ieee", "bf16x6", "ieee")
+    gpu = gpu_of((9, 0))
+    exact = heuristics.best(heuristics.problem(narrow, gpu)).clocks / gpu.clock_hz
+    exact += tensor_heuristics.copy_seconds(1024 * 1024 * (2 + 4), gpu.memory_bandwidth)
+    assert words.endswith(f"instead of {exact * 1e6:.1f} us")
 
 
 def operand(*shape, dtype="float32", strides=None, pointer=0):

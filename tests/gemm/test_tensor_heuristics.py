@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from numba_gemm.gemm import heuristics, tensor_heuristics
+from numba_gemm.gemm import precision as precision_names
 from numba_gemm.gemm.heuristics import Problem
 from numba_gemm.kernels.product import Product, dense
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
@@ -100,3 +101,14 @@ def test_short_sums_are_summed_afresh_step_by_step():
     assert times[0] > 1.5 * times[1]
     with pytest.raises(ValueError, match="stepwise sums are compensated"):
         dataclasses.replace(TENSOR_PRECISIONS["fp16x3"], stepwise=True)
+
+
+def test_layouts_by_which_fused_decomposition_is_slower(monkeypatch):
+    monkeypatch.setattr(precision_names, "SIMULATOR", False)
+    wanted = Problem(60, 600, 300, precision="bf16x6")
+    ways = [{}, *({"vectors": False, "a_along": a, "b_along": b} for a in (True, False) for b in (True, False))]
+    ways = [{"aligned": False, "a_vectors": False, "b_vectors": False, **way} if way else way for way in ways]
+    found = [heuristics.ranked(wanted._replace(**way)) for way in ways]
+    clocks = [next(one.clocks for one in ranked if one.stage.name == "fused_decomposition") for ranked in found]
+    vectors, both, first, second, none = clocks
+    assert vectors < both < first == second < none
