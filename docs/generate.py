@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from blocks import memory_page, random_shapes, several_gpus, tables, torch_tables, tracer_page
+from blocks import energy_page, memory_page, random_shapes, several_gpus, tables, torch_tables, tracer_page
 from blocks.docstrings import generate_docstrings, generate_tensor_docstrings
 from blocks.published import Published, ReadmeError
 from numba_gemm.lab.harness.command import command, write_files
@@ -43,6 +43,7 @@ GENERATORS: dict[str, Callable[[Published], str]] = {
     "precision_targets": tables.precision_targets,
     "tensor_ladder": tables.tensor_ladder,
     "special_values": tables.special_values,
+    "energy": energy_page.energy,
     "streamed": tables.streamed,
     "random_products": random_shapes.random_products,
     "router_gates": random_shapes.router_gates,

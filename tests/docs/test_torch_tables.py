@@ -7,7 +7,7 @@ import json
 import pandas as pd
 import pytest
 
-from blocks import memory_page, random_shapes, tables, torch_tables, tracer_page
+from blocks import energy_page, memory_page, random_shapes, tables, torch_tables, tracer_page
 from blocks.published import Published
 
 ENVIRONMENT = {
@@ -111,6 +111,27 @@ def test_router_gates_of_two_runs(found, monkeypatch):
     rows = [line for line in lines(text) if line.startswith("| 1")]
     assert rows == ["| 1 | 1 to 2 | 2 to 4 |", "| 1,024 | 1.02e+03 to 2.05e+03 | 2.05e+03 to 4.1e+03 |"] * 2
     assert text.count("K of 500 and 1,000") == text.count("No target is missed.") == 2
+
+
+def test_energy(found, monkeypatch):
+    published, add = found
+    monkeypatch.setattr(energy_page, "FOLDER", "")
+    names = list(energy_page.NAMES)
+    us = dict.fromkeys(names, 10_000.0) | {"cublas": 24_000.0, "cublas_given_bf16": 1500.0, "idle": None}
+    frame = pd.DataFrame(
+        {"contender": names, "us": us.values(), "watts": [100.0 if x == "idle" else 700.0 for x in names]}
+    )
+    frame = frame.assign(m=8, n=8, k=8, tflops=1.0, sm_clock_mhz=1410, joules=frame["watts"] * frame["us"] * 1e-6)
+    frame = frame.assign(pj_per_flop=6.0, ratio_to_cublas=24_000 / frame["us"])
+    add("energy", **frame.to_dict("list"))
+    text = energy_page.energy(published)
+    found = lines(text)
+    assert "| `bf16x6` | 1.0 | 2.40 | 700 | 1,410 | 7 | 6 |" in found
+    assert "| GPU idle | 1.0 | – | 100 | 1,410 | – | 6 |" in found
+    assert "| static | 1 | 14 % |" in text
+    assert "At 700 W, 2.4 times the speed of cuBLAS SGEMM allows 7 J per product. `bf16x6` takes 7 J" in text
+    assert "and 6 products of cuBLAS BF16 6.3 J" in text
+    assert "No target is missed." in text
 
 
 def test_counts_of_the_tracer(found):
