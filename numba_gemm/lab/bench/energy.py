@@ -2,7 +2,8 @@
 
 The kernels are `persistent` without copies (slots are filled once per tile), without the additions of sums outside the
 tensor cores, without both, and without matrix instructions. Their results are wrong, and their speed is not a claim:
-what each of them saves is the energy of what it leaves out. cuBLAS SGEMM, `ieee` and `bf16x6` are verified against float64 first.
+what each of them saves is the energy of what it leaves out. cuBLAS SGEMM, `ieee` and `bf16x6` are verified against
+float64 first.
 """
 
 import functools
