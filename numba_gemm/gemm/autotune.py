@@ -422,7 +422,7 @@ class _Bench:
         with suppress(RuntimeError):  # of a candidate that cannot be compiled, which is then left out
             devices.get_device(self.device).load_all([step.kernel for one in launches for step in one.steps])
         size, counters = max(one.scratch_bytes for one in launches), max(one.counters for one in launches)
-        if not size:
+        if not (size or counters):
             return
         place = allocated(max(workspaces.total_bytes(size, counters), 1), self.memory)
         self.workspace = Workspace(place, size, counters)

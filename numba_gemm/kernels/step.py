@@ -212,6 +212,8 @@ class Launches(NamedTuple):
         Tensor maps for `Slot.FIRST_MAP` and `Slot.SECOND_MAP`.
     behind : int
         Steps behind the one that multiplies.
+    paced : bool
+        True if the counter only keeps blocks in step, so that its address may be 0.
     """
 
     steps: tuple[Step, ...]
@@ -219,6 +221,7 @@ class Launches(NamedTuple):
     counters: int = 0
     maps: tuple[MapOf, ...] = ()
     behind: int = 0
+    paced: bool = False
 
     @property
     def multiplication(self) -> Step:
@@ -230,3 +233,14 @@ class Launches(NamedTuple):
         other = {Slot.A: Slot.B, Slot.B: Slot.A}
         steps = tuple(step.with_operands_swapped() for step in self.steps)
         return self._replace(steps=steps, maps=tuple(one._replace(slot=other[one.slot]) for one in self.maps))
+
+    def unpaced(self) -> Launches:
+        """Return paced launches without their counter."""
+
+        def without(argument: Argument) -> Argument:
+            if not isinstance(argument, Words):
+                return argument
+            return Words(tuple([0 if word == Moving(Slot.COUNTERS) else word for word in argument.words]))
+
+        steps = tuple([step._replace(arguments=tuple(map(without, step.arguments))) for step in self.steps])
+        return self._replace(steps=steps, counters=0, paced=False)

@@ -10,7 +10,7 @@ from ..kernels.step import Launches, Moving, Slot
 from .driver import device_scope, zero_is_per_thread
 from .frame import ALWAYS, Frame, FrameLayout
 from .tensor_maps import TensorMaps
-from .workspace import Lease, Workspace, Workspaces, clear, identity, total_bytes
+from .workspace import Lease, Workspace, Workspaces, identity, total_bytes
 
 COUNTERS = Moving(Slot.COUNTERS)
 
@@ -203,12 +203,12 @@ class BoundProduct:
         and without given memory.
 
         Scratch memory is leased once for each stream, and for each thread that calls on it at the same time, and
-        released with the function. Its words then are constants, so that a call changes only the scalars, the addresses
-        of A, B and C, and tensor maps.
+        released with the function; counters are those of the stream. The words of both then are constants, so that a
+        call changes only the scalars, the addresses of A, B and C, and tensor maps.
         """
         maps, places = bool(self.launches.maps), self.places
         scratch = bool(self.launches.scratch_bytes or self.launches.counters)
-        alone: list[Frame] = []  # frames of the default stream, or of any stream if there is no scratch memory
+        alone: list[Frame] = []  # frames of the default stream, or of any stream without scratch memory and counters
         if self._operands_alone:
             return self._launching(alone)
         every: dict[tuple[int, int], list[Frame]] = {}
@@ -258,17 +258,17 @@ class BoundProduct:
         return launch
 
     def _frame_with_memory(self, stream: int, leases: list[Lease]) -> Frame:
-        """Return a frame whose scratch memory, and counters, are its own."""
-        launches, frame = self.launches, self.frame()
+        """Return a frame whose scratch memory is its own; counters are those of the stream."""
+        launches, frame, own = self.launches, self.frame(), 0
         with device_scope(self.device):
-            lease = self.workspaces.lease(stream, total_bytes(launches.scratch_bytes, launches.counters))
-            own = Workspace(lease.pointer, launches.scratch_bytes, launches.counters)
-            clear(own.words[1], launches.counters, stream)
-        leases.append(lease)
+            counters = self._counters(stream)
+            if launches.scratch_bytes:
+                leases.append(self.workspaces.lease(stream, launches.scratch_bytes))
+                own = leases[-1].pointer
         if launches.maps:  # whose addresses are not known yet
-            frame.words_of = 0, 0, own.words[1]
+            frame.words_of = 0, 0, *counters
         else:
-            frame.move(0.0, 0.0, 0, 0, 0, *self.memory_words(*own.words))
+            frame.move(0.0, 0.0, 0, 0, 0, *self.memory_words(own, *(counters or [0])))
         return frame
 
 

@@ -326,6 +326,8 @@ class Device:
         launches = stage.launches(config, product, precision, partition, self.properties.gpu)
         if swapped:
             launches = launches.with_operands_swapped()
+        if launches.paced and workspace is not None and not workspace.counters:  # which a larger piece did not need
+            launches = launches.unpaced()
         kernels, announce = [step.kernel for step in launches.steps], None
         if self.load.known(kernels) is None:  # those that are loaded were checked
             self.check(stage, config, launches.multiplication.kernel)

@@ -37,13 +37,13 @@ def take_turn(counter, bound):
         counted = read_counter(counter)
         polls = int32(polls + 1)
         if polls == int32(POLLS):
-            bound = int32(bound - int32(NEVER))
+            bound = int32(counted - int32(NEVER))
     return int32(bound + int32(cuda.gridDim.x))
 
 
 @device_function
 def end_turns(counter, tile, whole, each):
-    """Count the turns of one tile, `each`, if this block had one less than others; the last block clears the counter.
+    """Count the turns of one tile, `each`, if this block had one less than others; the last turns clear the counter.
 
     `whole` is the number of tiles, rounded up to a multiple of the blocks, and `tile` the block's next one, beyond all.
     """

@@ -250,7 +250,8 @@ class TensorStage(Stage):
         if shares == 1:
             turns = words_of_turns(rows * cols, made.matrices, gpu) if self.in_step else (0, 0)
             arguments += (x, y, Words((own[0], own[1], c_step, a_step, b_step, *turns)), *vectors)
-            return Launches((*before, Step(kernel, grid, block, arguments, overlaps)), made.bytes, int(turns[0] != 0))
+            paced, steps = turns[0] != 0, (*before, Step(kernel, grid, block, arguments, overlaps))
+            return Launches(steps, made.bytes, int(paced), paced=paced)
         pitch = FLOAT32_BYTES * cols * config.BN
         sums = Layout(shares * rows * config.BM, cols * config.BN, pitch, FLOAT32_BYTES)
         partials, step = MatrixAt(Moving(Slot.SCRATCH, made.bytes), sums), sums.rows * pitch

@@ -220,4 +220,5 @@ class TmaStage(Stage):
             MapOf(found.v_slot, found.v, v_box, matrices, found.v_step),
         )
         step = Step(kernel, (min(tiles, gpu.sm_count), matrices, 1), (config.threads, 1, 1), arguments)
-        return Launches((step,), counters=int(turns[0] != 0), maps=maps)
+        paced = turns[0] != 0
+        return Launches((step,), counters=int(paced), maps=maps, paced=paced)
