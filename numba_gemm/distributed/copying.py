@@ -1,13 +1,17 @@
-"""Execution of a rank's steps where it copies panels and sums from the memory of other ranks on its host.
+"""Execution of a rank's steps where the ranks of a host copy panels to, and sums from, each other's memory.
 
-What others need is written to this rank's buffer on the current stream, and an event is recorded after that. When all
-ranks have told that they have recorded theirs, each waits for those of others and copies, on the second stream, and
-records that it has read. When all have told that, the current stream waits until all have read this rank's buffer.
+Panels travel in turns. In each, a rank copies what others need from its own operands to their slots, on the second
+stream, as soon as they have read what was there, and records an event after that. When all ranks have told that they
+have recorded theirs, each lets its product wait for those of the ranks that it receives from.
+
+Sums for others are written to this rank's buffer on the current stream, and an event is recorded after that. When all
+ranks have told so, each waits for the others' events and copies, on the second stream, and records that it has read.
+When all have told that, the current stream waits until all have read this rank's buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -20,7 +24,7 @@ from ..streaming.blocking import Part
 from .agreement import Mesh, all_agree, gathered
 from .division import Coordinate
 from .executor import Executor
-from .schedule import Add, Chunk, Fetch, Give, Keep, Multiply, Panel, Take, along
+from .schedule import SLOTS, Add, Chunk, Fetch, Give, Keep, Multiply, Panel, Take, along
 from .shared_memory import CLOSED, NOTHING, Buffer, Peer, all_buffers, buffer_of
 
 __all__ = ["CopyingExecutor", "opened", "release_memory"]
@@ -78,10 +82,10 @@ def opened(
 
 
 def release_memory() -> None:
-    """Free the memory that other ranks copy from; all ranks of the default process group have to call it.
+    """Free the memory that other ranks copy to or from; all ranks of the default process group have to call it.
 
-    Each GPU keeps such memory after a product, for the next one: as much as the shards of A and B that travelled, or as
-    the sums for other ranks. PyTorch does not count it as its own.
+    Each GPU keeps such memory after a product, for the next one: as much as one or two panels of A and B, or as the
+    sums for other ranks. PyTorch does not count it as its own.
 
     Raises
     ------
@@ -102,8 +106,12 @@ def release_memory() -> None:
         dist.barrier()  # closed by all before it is freed
 
 
+class OthersFailed(RuntimeError):
+    """Another rank has failed, and all know."""
+
+
 class CopyingExecutor(Executor):
-    """Operands, slots and events of one product on one rank that copies from others.
+    """Operands, slots and events of one product on one rank, which copies to or from others.
 
     Parameters
     ----------
@@ -120,100 +128,159 @@ class CopyingExecutor(Executor):
     def __init__(self, *others: Any, mesh: Mesh, buffer: Buffer, peers: Mapping[Coordinate, Peer]) -> None:
         super().__init__(*others)
         self.mesh, self.buffer, self.peers = mesh, buffer, peers
-        self.awaited: set[Coordinate] = set()
+        self.turns = {at: self.work.turns(at) for at in (*peers, self.coordinate)}
+        self.turn = 0  # of panels, the next one that this rank sends
 
     def run(self) -> None:
         """Allocate memory and execute all steps; an error of one rank, also for lack of memory, is raised on all."""
-        steps = list(self.work.steps(self.coordinate))
-        actions: dict[type, Any] = {
-            Fetch: self.fetch, Multiply: self.product, Keep: self.keep, Take: self.take, Add: self.add_to_own,
-        }  # fmt: skip
+        try:
+            if self.division.algorithm.reduces:
+                self.run_sums()
+            else:
+                self.run_panels()
+        except BaseException:
+            self.lanes.finish_line()  # before the slots are used again
+            raise
+
+    def run_panels(self) -> None:
+        """Multiply panels of this rank's own, and those that others copy to its slots."""
+        with self.together("while ranks copied"), self.lanes.run():
+            self.allocate()
+            self.send_turn()
+            for step in self.work.steps(self.coordinate):
+                if isinstance(step, Fetch):
+                    self.fetch(step)
+                elif isinstance(step, Multiply):
+                    self.product(step)
+            while self.turn < max(map(len, self.turns.values())):
+                self.send_turn()
+
+    def run_sums(self) -> None:
+        """Compute sums for others, and add those of others to own ones."""
+        steps, slots = list(self.work.steps(self.coordinate)), range(SLOTS)
+        actions: dict[type, Any] = {Keep: self.keep, Take: self.take, Add: self.add_to_own}
         with self.together("before ranks copied"):
             self.allocate()
-            self.lanes.let_products_wait(self.buffer.free)
-            self.fill([step for step in steps if isinstance(step, Give)])
-            self.lanes.record_products(self.buffer.filled)
+            for slot in slots:
+                self.lanes.let_products_wait(self.buffer.free[slot])
+            for step in steps:
+                if isinstance(step, Give):
+                    self.give(step)
+            self.lanes.record_products(self.buffer.ready[0])
         with self.together("while ranks copied"), self.lanes.run():
+            for peer in self.peers.values():
+                self.lanes.let_line_wait(peer.ready[0])
             for step in steps:
                 if not isinstance(step, Give):
                     actions[type(step)](step)
             self.lanes.record_line(self.buffer.read)
         for peer in self.peers.values():
             self.lanes.let_products_wait(peer.read)
-        self.lanes.record_products(self.buffer.free)
+        for slot in slots:
+            self.lanes.record_products(self.buffer.free[slot])
 
     @contextmanager
     def together(self, when: str) -> Iterator[None]:
         """Run the block; raise an error on all ranks if it fails on one."""
         try:
             yield
-        except BaseException:
-            all_agree(self.mesh, False)
+        except OthersFailed:
             raise
-        if not all_agree(self.mesh, True):
-            raise RuntimeError(f"another rank has failed {when}; see its own error")
+        except BaseException:
+            self.all_agree(False)
+            raise
+        self.go_on(when)
 
-    def fill(self, sums: Sequence[Give]) -> None:
-        """Write to the buffer what others copy: own operands, or sums for their parts of C."""
-        memory, begin = self.buffer.memory, 0
+    def go_on(self, when: str) -> None:
+        """Wait for all ranks; raise an error if one has failed."""
+        if not self.all_agree(True):
+            raise OthersFailed(f"another rank has failed {when}; see its own error")
+
+    def all_agree(self, fine: bool) -> bool:
+        """Return True if all ranks say so."""
+        return all_agree(self.mesh, fine)
+
+    def panel_slots(self, operand: str, elements: int) -> list[Tensor]:
+        """Return this rank's memory that others copy panels of an operand to."""
+        memory, slots = self.buffer.memory, range(self.work.panel_slots(self.coordinate))
         assert memory is not None
-        for operand in ("a", "b"):
-            if (count := self.work.shared_elements(operand, self.coordinate)) == 0:
-                continue
-            own = self.a if operand == "a" else self.b
-            place = memory[begin : begin + count].view(own.shape)
-            self.lanes.multiply(partial(place.copy_, own))
-            begin += count
-        for step in sums:
-            rows, cols = step.chunk.rows, step.chunk.cols
-            place = memory[step.begin : step.begin + rows.extent * cols.extent].view(rows.extent, cols.extent)
-            self.multiply_chunk(step.chunk, place, 0.0)
+        begins = [self.work.place(operand, slot, self.coordinate) for slot in slots]
+        return [memory[begin : begin + elements] for begin in begins]
 
-    def multiply_chunk(self, chunk: Chunk, place: Tensor, beta: float) -> None:
-        """Multiply own parts of A and B for a chunk of C."""
-        self.lanes.multiply(partial(self.multiply, place, *self.chunk_operands(chunk), self.alpha, beta))
-
-    def copy(self, at: Coordinate, target: Tensor, begin: int, pitch: int) -> None:
-        """Copy from another rank, on the second stream."""
-        peer = self.peers[at]
-        if at not in self.awaited:
-            self.awaited.add(at)
-            self.lanes.let_line_wait(peer.filled)
-        self.lanes.communicate(partial(peer.copy, target, begin, pitch))
+    def send_turn(self) -> None:
+        """Copy to all ranks what they need from this one in the next turn."""
+        slot, own = self.turn % SLOTS, self.coordinate
+        for at, peer in self.peers.items():
+            fetches = self.turns[at][self.turn] if self.turn < len(self.turns[at]) else []
+            shared = [one for one in fetches if at["ab".index(one.operand)] == own["ab".index(one.operand)]]
+            pieces = [
+                (one, piece)
+                for one in shared
+                for piece in getattr(self.work.panels[one.panel], one.operand)
+                if piece.root == along(one.operand, own)
+            ]
+            if pieces:
+                self.lanes.let_line_wait(peer.free[slot])
+            for fetch, piece in pieces:
+                panel = self.work.panels[fetch.panel]
+                begin, pitch = self.inside(panel, fetch.operand, piece.part)
+                begin += self.work.place(fetch.operand, slot, at)
+                local = self.local(panel, fetch.operand, piece.part)
+                self.lanes.communicate(partial(peer.write, local, begin, pitch))
+        self.lanes.record_line(self.buffer.ready[slot])
+        self.turn += 1
+        self.go_on("while ranks copied")
 
     def fetch(self, step: Fetch) -> None:
-        """Copy a panel's pieces, also this rank's own ones."""
+        """Let products wait for a panel's pieces; copy this rank's own ones."""
         panel, operand = self.work.panels[step.panel], step.operand
-        self.lanes.let_line_wait(self.read.pop((operand, step.slot), None))
+        turn = [one[0].panel for one in self.turns[self.coordinate]].index(step.panel)
+        while self.turn <= turn:
+            self.send_turn()
         for piece in panel.a if operand == "a" else panel.b:
-            target = self.view(panel, operand, step.slot, piece.part)[1]
             if piece.root == along(operand, self.coordinate):
-                self.lanes.communicate(partial(target.copy_, self.local(panel, operand, piece.part)))
-                continue
-            root = (piece.root, self.coordinate[1]) if operand == "b" else (self.coordinate[0], piece.root)
-            held_there = self.work.shared(operand, root)
-            assert held_there is not None
-            rows, cols = held_there
-            before = self.work.shared_elements("a", root) if operand == "b" else 0
-            own_rows, own_cols = self.ranges(panel, operand, piece.part)
-            begin = before + (own_rows.begin - rows.begin) * cols.extent + own_cols.begin - cols.begin
-            self.copy(root, target, begin, cols.extent)
-        self.arrived[operand, step.panel] = self.lanes.after_line()
+                target = self.view(panel, operand, step.slot, piece.part)[1]
+                self.lanes.multiply(partial(target.copy_, self.local(panel, operand, piece.part)))
+            else:
+                root = (self.coordinate[0], piece.root) if operand == "a" else (piece.root, self.coordinate[1])
+                self.lanes.let_products_wait(self.peers[root].ready[step.slot])
+        self.arrived[operand, step.panel] = None  # products wait already
+
+    def product(self, step: Multiply) -> None:
+        """Multiply a panel, and record that its slot may be filled again."""
+        super().product(step)
+        for slot in {step.a_slot, step.b_slot} - {None}:
+            self.lanes.record_products(self.buffer.free[slot])  # type: ignore[index]
+
+    def inside(self, panel: Panel, operand: str, part: Part) -> tuple[int, int]:
+        """Return where a range of a panel begins in its slot, and the elements from one row to the next."""
+        _, cols = self.local_shape(panel, operand)
+        begin = part.begin - panel.part.begin
+        return begin if (operand, panel.axis) in (("a", "k"), ("b", "n")) else begin * cols, cols
 
     def view(self, panel: Panel, operand: str, slot: int, part: Part) -> tuple[Tensor, Tensor]:
         """Return a range of a panel in a slot, which holds the panel by rows."""
-        rows, cols = self.local_shape(panel, operand)
-        whole = self.slots[operand][slot][: rows * cols].view(rows, cols)
-        begin, end = part.begin - panel.part.begin, part.end - panel.part.begin
-        by_cols = (operand, panel.axis) in (("a", "k"), ("b", "n"))
-        found = whole[:, begin:end] if by_cols else whole[begin:end]
+        begin, pitch = self.inside(panel, operand, part)
+        rows, cols = (one.extent for one in self.ranges(panel, operand, part))  # type: ignore[arg-type]
+        found = self.slots[operand][slot][begin:].as_strided((rows, cols), (pitch, 1))
         return found, found
+
+    def give(self, step: Give) -> None:
+        """Multiply for a chunk of C of another rank."""
+        rows, cols = step.chunk.rows.extent, step.chunk.cols.extent
+        assert self.buffer.memory is not None
+        place = self.buffer.memory[step.begin : step.begin + rows * cols].view(rows, cols)
+        self.multiply_chunk(step.chunk, place, 0.0)
 
     def keep(self, step: Keep) -> None:
         """Multiply for this rank's own chunk of C."""
         place = self.place(step.chunk)
         assert place is not None
         self.multiply_chunk(step.chunk, place, self.beta)
+
+    def multiply_chunk(self, chunk: Chunk, place: Tensor, beta: float) -> None:
+        """Multiply own parts of A and B for a chunk of C."""
+        self.lanes.multiply(partial(self.multiply, place, *self.chunk_operands(chunk), self.alpha, beta))
 
     def chunk_slot(self, chunk: Chunk, slot: int) -> Tensor:
         """Return a chunk's matrix in a slot."""
@@ -224,7 +291,7 @@ class CopyingExecutor(Executor):
         """Copy another rank's sums."""
         self.lanes.let_line_wait(self.read.pop(("c", step.slot), None))
         target = self.chunk_slot(step.chunk, step.slot)
-        self.copy((step.rank, self.coordinate[1]), target, step.begin, target.shape[1])
+        self.lanes.communicate(partial(self.peers[step.rank, self.coordinate[1]].read_into, target, step.begin))
         self.arrived["c", step.slot] = self.lanes.after_line()
 
     def add_to_own(self, step: Add) -> None:

@@ -78,11 +78,13 @@ class Executor:
         if self.division.algorithm.spreads and not self.division.algorithm.reduces:
             self.block = self.out[computed[0].slice, computed[1].slice]
         work, largest = self.work, max((one.rows.extent * one.cols.extent for one in self.work.chunks), default=0)
-        counts = {"a": (SLOTS, work.slot_elements("a", self.coordinate))}
-        counts |= {"b": (SLOTS, work.slot_elements("b", self.coordinate)), "c": (work.chunk_slots(), largest)}
-        self.slots = {
-            name: [self.out.new_empty(elements) for _ in range(count)] for name, (count, elements) in counts.items()
-        }
+        for operand in ("a", "b"):
+            self.slots[operand] = self.panel_slots(operand, work.slot_elements(operand, self.coordinate))
+        self.slots["c"] = [self.out.new_empty(largest) for _ in range(work.chunk_slots())]
+
+    def panel_slots(self, operand: str, elements: int) -> list[Tensor]:
+        """Return memory for panels of an operand."""
+        return [self.out.new_empty(elements) for _ in range(SLOTS)]
 
     @property
     def out(self) -> Tensor:

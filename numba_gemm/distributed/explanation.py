@@ -14,7 +14,7 @@ from ..typing import PrecisionName
 from .division import divide, shards
 from .model import Prediction, Rates, Work, plan_work, product_flops
 from .placements import COLS, ROWS, WHOLE, Placements, algorithm, placement, words
-from .schedule import travelling
+from .schedule import SLOTS, travelling
 
 __all__ = ["Explanation", "explain", "read_placements"]
 
@@ -73,12 +73,12 @@ class Explanation:
             sentences.append(f"Each rank multiplies its parts of A and B; the sums are added in {chunks} of C")
         elif travels := [name for name, cut in zip("AB", travelling(self.work.division)) if cut is not None]:
             panels = self.work.panels
-            held = sum(2 * self.work.slot_elements(one, (0, 0)) for one in "ab") * FLOAT32_BYTES
+            held = sum(SLOTS * self.work.slot_elements(one, (0, 0)) for one in "ab") * FLOAT32_BYTES
             sentences.append(
                 f"C stays in place; {' and '.join(travels)} {'travel' if len(travels) > 1 else 'travels'} in "
                 f"{_counted(len(panels), 'panel')} of up to {max(one.part.extent for one in panels)} elements along "
-                f"{panels[0].axis}, in {held:,} bytes of slots per rank"
-                + (f"; each rank copies its shards to {room:,} bytes that others read" if self.work.copied else "")
+                f"{panels[0].axis}, in {room if self.work.copied else held:,} bytes of slots per rank"
+                + (", to which others copy" if self.work.copied else "")
             )
         else:
             sentences.append("Nothing travels")

@@ -78,3 +78,8 @@ class Lanes:
         """Let communication that is sent from now on wait for an event."""
         if event is not None and self._line is not None:
             self._line.wait_event(event)
+
+    def finish_line(self) -> None:
+        """Wait on the host for all communication so far."""
+        if self._line is not None:
+            self._line.synchronize()

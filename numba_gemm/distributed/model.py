@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 from ..device.units import FLOAT32_BYTES, ceil_div
 from ..gemm.precision import FP32_AUTO, IEEE
 from ..gemm.tensor_heuristics import H200_MULTIPROCESSORS, LAUNCH, expected_seconds
-from ..streaming.blocking import Part
 from .division import Coordinate, Division
 from .schedule import (
     SLOTS,
@@ -33,6 +33,7 @@ from .schedule import (
     chunk_steps,
     chunks_of,
     copied_chunk_steps,
+    copied_steps,
     given_elements,
     held,
     panels_of,
@@ -102,7 +103,7 @@ class Work:
     chunks : tuple of Chunk
         Chunks of C whose sums are added; else empty.
     copied : bool
-        True if ranks copy panels and sums from each other's memory, False if they take part in broadcasts and
+        True if ranks copy panels to each other's memory, or sums from it; False if they take part in broadcasts and
         reductions.
     """
 
@@ -118,7 +119,11 @@ class Work:
         elif self.division.algorithm.reduces:
             yield from chunk_steps(self.chunks, self.division)
         else:
-            yield from steps(self.panels, coordinate, self.division.grid if self.copied else None)
+            yield from (
+                copied_steps(self.panels, coordinate, self.division.grid)
+                if self.copied
+                else steps(self.panels, coordinate)
+            )
             yield from spread_steps(self.division)
 
     def predicted(self, rates: Rates) -> Prediction:
@@ -133,27 +138,27 @@ class Work:
         """Chunks of C, or of sums for one, that a rank holds at a time."""
         return min(SLOTS, self.division.grid[0] - 1 if self.copied else len(self.chunks)) if self.chunks else 0
 
-    def shared(self, operand: str, coordinate: Coordinate) -> tuple[Part, Part] | None:
-        """Rows and columns of an operand that a rank holds for others to copy; None if that operand does not travel."""
-        division = self.division
-        if not self.copied or division.algorithm.reduces or travelling(division)["ab".index(operand)] is None:
-            return None
-        if operand == "a":
-            return division.a_rows.at(coordinate), division.a_inner.at(coordinate)
-        return division.b_inner.at(coordinate), division.b_cols.at(coordinate)
+    def turns(self, coordinate: Coordinate) -> list[list[Fetch]]:
+        """Panels that others copy to a rank, at most one of A and one of B in each turn."""
+        found = [one for one in self.steps(coordinate) if isinstance(one, Fetch)] if self.copied else []
+        return [list(group) for _, group in groupby(found, key=lambda one: one.panel)]
 
-    def shared_elements(self, operand: str, coordinate: Coordinate) -> int:
-        """Elements of an operand that a rank holds for others to copy."""
-        found = self.shared(operand, coordinate)
-        return 0 if found is None else found[0].extent * found[1].extent
+    def panel_slots(self, coordinate: Coordinate) -> int:
+        """Panels of an operand that a rank has room for."""
+        return min(SLOTS, len(self.turns(coordinate))) if self.copied else SLOTS
+
+    def place(self, operand: str, slot: int, coordinate: Coordinate) -> int:
+        """Elements from the start of a rank's memory for others to one of its slots."""
+        before = 0 if operand == "a" else self.panel_slots(coordinate) * self.slot_elements("a", coordinate)
+        return before + slot * self.slot_elements(operand, coordinate)
 
     def room(self, coordinate: Coordinate) -> int:
-        """Elements of the memory of a rank that others copy from."""
+        """Elements of the memory of a rank that others copy to or from."""
         if not self.copied:
             return 0
         if self.division.algorithm.reduces:
             return given_elements(self.chunks, coordinate[0])
-        return sum(self.shared_elements(operand, coordinate) for operand in "ab")
+        return self.place("b", self.panel_slots(coordinate), coordinate)
 
 
 def product_flops(precision: str, sm_count: int = H200_MULTIPROCESSORS, clock_hz: float = 1.98e9) -> float:
@@ -174,8 +179,8 @@ def plan_work(division: Division, precision: str, rates: Rates, panel: int | Non
     panel : int, optional
         Most elements per panel along its axis, or rows per chunk that is not copied; by default the model chooses.
     copied : bool, optional
-        True if ranks can copy from each other's memory. They broadcast all the same if every rank is to have C as a
-        whole, and for products of less than `COPIED_FROM`.
+        True if ranks can open each other's memory. They broadcast all the same if every rank is to have C as a whole,
+        and for products of less than `COPIED_FROM`.
     """
     found = division.algorithm
     sends = found.reduces or any(one is not None for one in travelling(division))
@@ -238,8 +243,7 @@ def extent(division: Division, piece: Piece, panel: Panel, operand: str, coordin
 def _followed(work: Work, coordinate: Coordinate, rates: Rates) -> Prediction:
     """Follow a rank's steps, and return when all are done, and how long its products and its communication take."""
     division, products, communication = work.division, 0.0, 0.0
-    packed = 0 if division.algorithm.reduces else work.room(coordinate)  # shards, first read and written for others
-    now = line = 2 * FLOAT32_BYTES * packed / rates.memory
+    now = line = 0.0
     arrived: dict[int, float] = {}
     read: dict[tuple[str, int], float] = {}  # when a slot is free
     rows, cols = division.computes(coordinate)

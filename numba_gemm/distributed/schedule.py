@@ -1,8 +1,8 @@
 """Schedule of a distributed product: what each rank sends, receives and multiplies, in order, as data.
 
 Every rank derives the same panels from agreed facts. It multiplies panels that it holds itself first, while others
-arrive in one of two slots. Where panels are broadcast, all ranks take part in the same order. Where each rank copies
-what it needs from the memory of others, each begins with another one, so that all of them send at any time.
+arrive in one of two slots. Where panels are broadcast, all ranks take part in the same order. Where their owners copy
+them to the other ranks' slots, each rank begins with another owner's, so that all of them send at any time.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ __all__ = [
     "chunk_steps",
     "chunks_of",
     "copied_chunk_steps",
+    "copied_steps",
     "given_elements",
     "held",
     "panels_of",
@@ -73,7 +74,7 @@ class Panel(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Take part in the broadcasts of an operand's panel, or copy it; what is received goes to a slot."""
+    """Take part in the broadcasts of an operand's panel, or have it copied by its owners, to a slot."""
 
     operand: Operand
     panel: int
@@ -214,17 +215,12 @@ def along(operand: Operand, coordinate: Coordinate) -> int:
     return coordinate[1 if operand == "a" else 0]
 
 
-def steps(panels: Sequence[Panel], coordinate: Coordinate, grid: Coordinate | None = None) -> Iterator[Step]:
-    """Yield a rank's steps, in the order in which its host issues them.
+def steps(panels: Sequence[Panel], coordinate: Coordinate) -> Iterator[Step]:
+    """Yield a rank's steps if panels are broadcast, in the order in which its host issues them.
 
     A slot is filled again only after the product that reads it; the executor makes the second stream wait for that.
-    With the extents of the `grid`, the rank copies panels from others, in an order of its own.
     """
     order = sorted(range(len(panels)), key=lambda i: not _is_held(panels[i], coordinate))
-    sent = list(range(len(panels)))
-    if grid is not None:
-        order = _apart(panels, coordinate, grid)
-        sent = order[:]
     slots: dict[tuple[str, int], int] = {}
     reader: dict[tuple[str, int], int] = {}  # panel that is read from a slot
     counts = {"a": 0, "b": 0}
@@ -239,10 +235,9 @@ def steps(panels: Sequence[Panel], coordinate: Coordinate, grid: Coordinate | No
             )
             done.add(panel)
 
-    for index in sent:
-        panel = panels[index]
+    for index, panel in enumerate(panels):
         for operand, pieces in (("a", panel.a), ("b", panel.b)):
-            if not pieces or (grid is not None and held(panel, operand, coordinate)):  # type: ignore[arg-type]
+            if not pieces:
                 continue
             slot = counts[operand] % SLOTS
             counts[operand] += 1
@@ -255,8 +250,29 @@ def steps(panels: Sequence[Panel], coordinate: Coordinate, grid: Coordinate | No
     yield from products(None)
 
 
+def copied_steps(panels: Sequence[Panel], coordinate: Coordinate, grid: Coordinate) -> Iterator[Step]:
+    """Yield a rank's steps if others copy panels to its slots: in an order of its own, one panel per slot and turn.
+
+    Parameters
+    ----------
+    panels : sequence of Panel
+        Panels of the product.
+    coordinate, grid : tuple of int
+        Place of the rank, and extents of the grid.
+    """
+    operands: tuple[Operand, ...] = ("a", "b")
+    begun, turn = False, 0
+    for index in _apart(panels, coordinate, grid):
+        panel, slot = panels[index], turn % SLOTS
+        slots = {operand: slot for operand in operands if not held(panel, operand, coordinate)}
+        for operand in slots:
+            yield Fetch(operand, index, slot)
+        yield Multiply(index, slots.get("a"), slots.get("b"), panel.axis != "k" or not begun)
+        begun, turn = True, turn + bool(slots)
+
+
 def _apart(panels: Sequence[Panel], coordinate: Coordinate, grid: Coordinate) -> list[int]:
-    """Return an order of panels in which the ranks of a row or column of the grid copy from different ranks at a time.
+    """Return an order of panels in which the ranks of a row or column receive from different ranks at a time.
 
     Along one dimension, panels that the rank holds come first.
     """

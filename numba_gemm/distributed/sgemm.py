@@ -94,7 +94,7 @@ def distributed_sgemm(
 
     Notes
     -----
-    The ranks of one host copy from each other's memory, for which each keeps a buffer (`release_memory` frees it). NCCL
+    The ranks of one host copy to and from each other's memory, and each keeps some (`release_memory` frees it). NCCL
     sends data instead if ranks are on several hosts, for results that every rank is to have as a whole, for products of
     less than a millisecond, in CUDA graphs that are being captured, and where ranks cannot open each other's memory or
     have none left.

@@ -1,6 +1,6 @@
-"""Memory that the ranks of one host read from each other: each has a buffer that the others open.
+"""Memory that the ranks of one host share: each has a buffer that the others open.
 
-On GPUs, the driver's interprocess handles open it, and copy engines read it over NVLink or PCI Express, so that
+On GPUs, the driver's interprocess handles open it, and copy engines reach it over NVLink or PCI Express, so that
 products keep all multiprocessors. On a CPU, where the simulator runs, it is a file in memory that all map.
 """
 
@@ -19,11 +19,13 @@ from torch import Tensor
 
 from ..device.units import FLOAT32_BYTES
 from ..runtime.driver import call
+from .schedule import SLOTS
 
 __all__ = ["CLOSED", "NOTHING", "Buffer", "Peer", "all_buffers", "buffer_of"]
 
 HANDLE_BYTES = 64  # of the driver's handles of memory and of events
-WORDS = 3 * HANDLE_BYTES // 8  # of the handles of memory and of two events
+EVENTS = 2 * SLOTS + 1
+WORDS = (1 + EVENTS) * HANDLE_BYTES // 8  # of the handles of memory and of events
 NOTHING = [0] * (2 + WORDS)  # what a rank tells that has no memory left for a buffer
 CLOSED = [0, 1, *[0] * WORDS]  # what a rank tells whose buffer no other process can open
 
@@ -53,7 +55,7 @@ class _Allocation:
 
 
 class Buffer:
-    """Memory of this rank that others read.
+    """Memory of this rank that others read or write.
 
     Attributes
     ----------
@@ -63,19 +65,21 @@ class Buffer:
         Its floats.
     lacks : int
         Floats for which there was no memory; 0 if there was.
-    filled, read, free : Event or None
-        Events: the memory has what others need; this rank has copied what it needs; the others have, too.
+    ready : list of Event or None
+        Events by slot: this rank has written what others need, to their memory in turns of that slot, or to its own.
+    free : list of Event or None
+        Events by slot: others may write to this slot of the memory.
+    read : Event or None
+        Event: this rank has copied sums from all others.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.number, self.room, self.lacks = device, 0, 0, 0
         self.memory: Tensor | None = None
-        self.filled: Any = None
-        self.read: Any = None
-        self.free: Any = None
+        events: list[Any] = [None] * EVENTS
         if device.type == "cuda":
-            self.filled, self.read = (torch.cuda.Event(interprocess=True) for _ in range(2))
-            self.free = torch.cuda.Event()
+            events = [torch.cuda.Event(interprocess=True) for _ in events]
+        self.ready, self.free, (self.read,) = events[:SLOTS], events[SLOTS:-1], events[-1:]
         self._allocation: _Allocation | None = None
         self._openers: set[int] = set()  # processes that have the memory open
         self._retired: list[tuple[_Allocation, set[int]]] = []  # old memory, and who has it open
@@ -107,7 +111,7 @@ class Buffer:
         words = struct.pack("<2q", os.getpid(), self._file)
         if self._allocation is not None:
             with torch.cuda.device(self.device):
-                events = [one.ipc_handle() for one in (self.filled, self.read)]
+                events = [one.ipc_handle() for one in (*self.ready, *self.free, self.read)]
                 words = b"".join([self._allocation.handle(), *events])
         parts = struct.unpack(f"<{WORDS}q", words.ljust(8 * WORDS, b"\0"))
         return [_process(), self.number, *parts]
@@ -143,7 +147,7 @@ class Buffer:
                 self._retired.append((memory, openers - processes))
 
     def close_peers(self) -> None:
-        """Close the memory of all other ranks, after all copies from it."""
+        """Close the memory of all other ranks, after all copies to and from it."""
         peers = list(self._peers.values())
         self._peers.clear()
         for peer in peers:
@@ -167,12 +171,12 @@ class Buffer:
 
 
 class Peer:
-    """Memory of another rank of this host, and its events."""
+    """Memory of another rank of this host, and the events of its `Buffer`."""
 
     def __init__(self, device: torch.device, number: int, words: bytes) -> None:
         self.device, self.number = device, number
-        self.filled: Any = None
-        self.read: Any = None
+        found: list[Any] = [None] * EVENTS
+        self.ready, self.free, self.read = found[:SLOTS], found[SLOTS:-1], found[-1]
         if device.type != "cuda":
             self._memory = _mapped(*struct.unpack_from("<2q", words))
             return
@@ -182,34 +186,46 @@ class Peer:
         lazily = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         with torch.cuda.device(device):
             self._address = int(call(driver.cuIpcOpenMemHandle, handle, lazily.value))
-            self.filled, self.read = (torch.cuda.Event.from_ipc_handle(device, one) for one in events)
+            found = [torch.cuda.Event.from_ipc_handle(device, one) for one in events]
+        self.ready, self.free, self.read = found[:SLOTS], found[SLOTS:-1], found[-1]
 
-    def copy(self, target: Tensor, begin: int, pitch: int) -> None:
-        """Copy a matrix of the shape of `target` on the current stream: rows of `pitch` floats, from `begin` on.
+    def read_into(self, target: Tensor, begin: int) -> None:
+        """Copy floats from this memory on the current stream, from `begin` on, to contiguous ones."""
+        if self.device.type != "cuda":
+            target.copy_(self._memory[begin : begin + target.numel()].view(target.shape))
+        elif target.numel():
+            self._copy(target.data_ptr(), self._address + FLOAT32_BYTES * begin, target.numel())
 
-        The elements of each row of `target` are contiguous.
-        """
-        rows, cols = target.shape
-        if not target.numel():
+    def write(self, source: Tensor, begin: int, pitch: int) -> None:
+        """Copy a matrix to this memory on the current stream: to rows of `pitch` floats, from `begin` on."""
+        rows, cols = source.shape
+        if not source.numel():
             return
         if self.device.type != "cuda":
-            target.copy_(self._memory.as_strided((rows, cols), (pitch, 1), begin))
+            self._memory.as_strided((rows, cols), (pitch, 1), begin).copy_(source)
             return
-        source, stream = self._address + FLOAT32_BYTES * begin, torch.cuda.current_stream(self.device).cuda_stream
-        step = target.stride(0) if rows > 1 else cols
+        if (cols > 1 and source.stride(1) != 1) or (rows > 1 and source.stride(0) < cols):
+            source = source.contiguous()
+        target = self._address + FLOAT32_BYTES * begin
+        step = source.stride(0) if rows > 1 else cols
+        if rows == 1 or step == pitch == cols:
+            self._copy(target, source.data_ptr(), rows * cols)
+            return
+        what = driver.CUDA_MEMCPY2D()
+        what.srcMemoryType = what.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        what.srcDevice, what.dstDevice = source.data_ptr(), target
+        what.srcPitch, what.dstPitch = FLOAT32_BYTES * step, FLOAT32_BYTES * pitch
+        what.WidthInBytes, what.Height = FLOAT32_BYTES * cols, rows
         with torch.cuda.device(self.device):
-            if rows == 1 or step == pitch == cols:
-                call(driver.cuMemcpyAsync, target.data_ptr(), source, FLOAT32_BYTES * rows * cols, stream)
-                return
-            what = driver.CUDA_MEMCPY2D()
-            what.srcMemoryType = what.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
-            what.srcDevice, what.dstDevice = source, target.data_ptr()
-            what.srcPitch, what.dstPitch = FLOAT32_BYTES * pitch, FLOAT32_BYTES * step
-            what.WidthInBytes, what.Height = FLOAT32_BYTES * cols, rows
-            call(driver.cuMemcpy2DAsync, what, stream)
+            call(driver.cuMemcpy2DAsync, what, torch.cuda.current_stream(self.device).cuda_stream)
+
+    def _copy(self, target: int, source: int, count: int) -> None:
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        with torch.cuda.device(self.device):
+            call(driver.cuMemcpyAsync, target, source, FLOAT32_BYTES * count, stream)
 
     def close(self) -> None:
-        """Close the memory, after all copies from it."""
+        """Close the memory, after all copies to and from it."""
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 torch.cuda.synchronize(self.device)

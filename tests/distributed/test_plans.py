@@ -154,7 +154,7 @@ WORDS = {
     "one column": ({"mesh": (2, 1)}, "B travels in"),
     "sums": ({"mesh": 2, "a": COLS, "hosts": 2}, "the sums are added in"),
     "copied sums": ({"mesh": 2, "a": COLS, "flops": 1e12}, "copies the others' sums for its part of C"),
-    "copies": ({"mesh": 2, "flops": 1e12}, "copies its shards to 2,097,152 bytes that others read"),
+    "copies": ({"mesh": 2, "flops": 1e12}, "in 2,097,152 bytes of slots per rank, to which others copy"),
     "short": ({"mesh": 2, "a": COLS}, "the sums are added in 2 chunks of C"),
     "local": ({"mesh": 2, "b": WHOLE}, "Nothing travels"),
     "result": ({"mesh": 2, "out": WHOLE}, "Each block of C is then broadcast to all ranks"),
