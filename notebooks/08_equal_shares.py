@@ -43,7 +43,7 @@ from numba_gemm import explain
 from numba_gemm.device.partition import PartitionArguments, piece
 from numba_gemm.inspect import draw, step, trace
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import default_partition, partition_layout
+from numba_gemm.kernels.ladder.partitions import default_partition, partition_layout
 from numba_gemm.kernels.product import ONE, Product, dense
 from numba_gemm.kernels.stage import Partition
 from numba_gemm.models.prediction import Ceilings, predict

@@ -16,7 +16,8 @@ A kernel is given a `PartitionArguments`:
 - `rows`, `cols`: tiles of a matrix along its rows and columns; `group`: rows of tiles that are walked together, column
   by column, so that blocks that run together share more of A and B in the L2 cache;
 - `matrices`: number of products; `inner`, `middle`: extents of the last two of three batch dimensions, and `a_outer` to
-  `c_inner`: bytes from one matrix to the next along each of the three, 0 where an operand is broadcast.
+  `c_inner`: bytes from one matrix to the next along each of the three, 0 where an operand is broadcast;
+- `apart`: 1 if another kernel adds the parts (`kernels.ladder.add_parts`), else 0. Then there are no counters.
 
 PTX ISA: "atom", "ld", "st", "Memory Consistency Model".
 """
@@ -52,6 +53,7 @@ FIELDS = (
     "c_outer",
     "c_middle",
     "c_inner",
+    "apart",
 )
 
 PartitionArguments = namedtuple("PartitionArguments", FIELDS)  # type: ignore[misc]

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, gcd, inf, sqrt
 
-from ..device.units import FLOAT32_BYTES
+from ..device.units import FLOAT32_BYTES, WARP
 from ..kernels.ladder import STAGES as LADDER
-from ..kernels.ladder.stage import MAX_LINE, SUMS_STAGED, LadderStage, TileConfig, compensates
+from ..kernels.ladder.partitions import MAX_LINE, READS_APART, parts_at_once
+from ..kernels.ladder.stage import SUMS_STAGED, LadderStage, TileConfig, compensates
 from ..kernels.stage import Stage
 from ..models.roofline import FP32_LANES_PER_SM
 
@@ -42,6 +43,8 @@ STORE_COLUMNS = 0.7
 MEET, TRIP = 3550, 825
 # `thin` adds more parts than the first of these in groups, and then the groups' sums, which takes so many clocks more.
 IN_GROUP, REGROUP = 16, 3000
+# Clocks of the launch that adds parts of sums, and parts that it reads at a time.
+ADDING, ADDED_AT_ONCE = 4400, 8
 # Clocks until its block begins with another tile, after a part of one.
 AGAIN = 4000
 FIRST_FLOATS = 1000  # clocks until `thin` has its first tiles if copies are of single floats
@@ -94,9 +97,10 @@ class Rate:
     first: int = TILE
 
 
-# By stage and block tile; configurations that win nowhere are left out. `resident` follows from registers, threads and
-# shared memory; `thin` has 1 where one block per SM keeps the memory busy.
-RATES: dict[tuple[str, int, int, int], Rate] = {
+# By stage and block tile, and by threads where two configurations have the same one; those that win nowhere are left
+# out. `resident` follows from registers, threads and shared memory; `thin` has 1 where one block per SM keeps the memory
+# busy.
+RATES: dict[tuple[str | int, ...], Rate] = {
     ("coalesced", 2, 128, 1): Rate(0.096, alone=60, resident=8, first=1270),
     ("register_prefetch", 64, 64, 16): Rate(0.53, alone=1030, resident=4),
     ("register_prefetch", 128, 128, 16): Rate(0.69, alone=2210, resident=2),
@@ -108,6 +112,7 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
     ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2, first=5090),
     ("stream_k", 64, 128, 16): Rate(0.789, alone=1035, resident=3, floats=1.11, first=3340),
     ("stream_k", 64, 128, 8): Rate(0.68, alone=650, resident=3, first=2700),
+    ("stream_k", 64, 64, 16, 64): Rate(0.787, alone=1300, resident=4, floats=1.2, first=3890),
     ("stream_k", 64, 64, 16): Rate(0.626, alone=780, resident=4, floats=1.09, first=2430),
     ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07, first=2710),
     ("stream_k", 64, 32, 16): Rate(0.566, alone=1070, resident=8, floats=1.07, first=2600),
@@ -131,7 +136,8 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
 
 def rate_of(stage: Stage, config: TileConfig) -> Rate | None:
     """Return the measured rate of a configuration, if it has one."""
-    return RATES.get((stage.name, config.BM, config.BN, config.BK))
+    tile = stage.name, config.BM, config.BN, config.BK
+    return RATES.get((*tile, config.threads), RATES.get(tile))
 
 
 def is_narrow(stage: Stage, config: TileConfig) -> bool:
@@ -164,6 +170,8 @@ class Costs:
         True if it divides products by a partition.
     in_groups : bool
         True if it adds parts of sums in groups.
+    apart : float
+        Parts of a sum beyond which another kernel adds them.
     most_columns : float
         Columns of C up to which it is considered.
     along : bool or None
@@ -181,6 +189,7 @@ class Costs:
         "_traffic",
         "_undivided",
         "along",
+        "apart",
         "config",
         "direct",
         "divides",
@@ -213,11 +222,13 @@ class Costs:
         self.stage, self.config, self.rate, self.sms = stage, config, rate, sm_count
         self._undivided = compensated and config.lanes_k == 1  # then the parts of a sum cannot be added
         # Clocks of a k-tile per block, by the number of resident blocks.
+        warps = config.threads // WARP  # one of an SM's four schedulers may have more of them than others
         self._k_tile = [
-            (rate.alone**OVERLAP + (resident * full) ** OVERLAP) ** (1 / OVERLAP)
+            (rate.alone**OVERLAP + (4 * ceil(resident * warps / 4) / warps * full) ** OVERLAP) ** (1 / OVERLAP)
             for resident in range(rate.resident + 1)
         ]
         self.in_groups, self.direct, self.divides = stage.name == "thin", stage.name == DIRECT, stage.takes_partition
+        self.apart = READS_APART * parts_at_once(config) if stage.name == "stream_k" else inf
         # Tiles of several columns serve both axes well; of kernels with compensated sums, there are to be few.
         several = self.in_groups and config.BN > 1 and not compensated
         self.most_columns, self.along = inf, None if several else rate.along
@@ -248,7 +259,7 @@ class Costs:
         work, alone = tiles * k_tiles, k_tile[1]
         busy = work * k_tile[-1] / blocks
         whole = self.rate.first + store + k_tiles * alone
-        shared = PIECE + store + MEET + TRIP - (-work // blocks) * alone
+        shared = PIECE + store + (ADDING if self.apart < inf else MEET) + TRIP - (-work // blocks) * alone
         longest = whole if whole < shared else shared
         most = busy if busy > memory else memory
         return self._launch + (longest if longest > most else most), tiles, k_tiles, memory
@@ -298,6 +309,7 @@ class Costs:
         launch, sms, store, k_tile, size, most, at_once, in_groups = (
             self._launch, self.sms, self._store, self._k_tile, self._size, self._blocks, self._at_once, self.in_groups
         )  # fmt: skip
+        apart = self.apart
         found, first = list[Way](), self.rate.first
         for division in divisions:
             blocks, whole = division
@@ -325,7 +337,10 @@ class Costs:
                 parts = k_tiles / divided  # of a tile
                 if not even:
                     parts += 1
-                if parts > 1:
+                if parts > 1 and blocks > apart * divided_tiles:
+                    clocks += pieces * size * sqrt(resident) / SHARED_RATE + ADDING
+                    clocks += parts * size * divided_tiles / (SHARED_RATE * sms) + TRIP * -(-parts // ADDED_AT_ONCE)
+                elif parts > 1:
                     if in_groups and clocks < memory:
                         clocks = memory
                     reading = SHARED_RATE * sms / (divided_tiles if divided_tiles < sms else sms)

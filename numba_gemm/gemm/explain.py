@@ -13,7 +13,8 @@ from .. import arrays
 from ..arrays import ArrayKind, Copies, Operand
 from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels.conversion import conversion_bytes
-from ..kernels.ladder.stage import ANY, FITS, LadderStage, Variant, default_partition
+from ..kernels.ladder.partitions import default_partition
+from ..kernels.ladder.stage import ANY, FITS, LadderStage, Variant
 from ..kernels.product import FLOAT32, ITEM_BYTES, LAYOUTS, Product, check_dtypes
 from ..kernels.stage import Partition, Stage, check_grid
 from ..kernels.step import Launches, Slot

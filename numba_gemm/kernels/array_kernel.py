@@ -13,7 +13,8 @@ from ..device.units import FLOAT32_BYTES, STATIC_SHARED_BYTES
 from ..simulator.numba_kernel import NumbaKernel
 from ..simulator.patches import python_function
 from ..simulator.switch import SIMULATOR, device_function, hardware_only
-from .ladder.stage import PartitionLayout, TileConfig, Variant
+from .ladder.partitions import PartitionLayout
+from .ladder.stage import TileConfig, Variant
 
 NO_CODE = b".version 7.0\n.target sm_75\n.address_size 64\n"
 

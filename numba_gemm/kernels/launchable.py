@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from ..typing import LadderStageName
 from .ladder import STAGES, TileConfig
-from .ladder.stage import ANY, Variant, default_partition
+from .ladder.partitions import default_partition
+from .ladder.stage import ANY, Variant
 from .product import Layout, Product, dense
 from .scalars import index
 from .stage import Partition, check_grid

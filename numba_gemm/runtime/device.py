@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from cuda.bindings import driver
 
-from ..kernels.ladder.stage import default_partition
+from ..kernels.ladder.partitions import default_partition
 from ..kernels.product import Product
 from ..kernels.stage import IEEE, Gpu, Partition, Stage
 from ..kernels.step import Kernel, Launches

@@ -21,6 +21,7 @@ from cuda.bindings import driver
 from cuda.pathfinder import load_nvidia_dynamic_lib
 
 from ..kernels import STAGES, conversion
+from ..kernels.ladder.stage import BUILD_ADD_PARTS
 from ..kernels.step import Kernel
 from ..kernels.tensor_core.decomposition import build_decompose, build_row_maxima
 from ..kernels.tensor_core.stage import BUILD_ADD_PARTIALS
@@ -89,7 +90,7 @@ def _checked(part: Any) -> Part:
 
 
 # The functions of this package that build kernels: the sources that are hashed determine what they build.
-OTHER_BUILDS = {conversion.BUILD, build_decompose, build_row_maxima, BUILD_ADD_PARTIALS}
+OTHER_BUILDS = {conversion.BUILD, build_decompose, build_row_maxima, BUILD_ADD_PARTIALS, BUILD_ADD_PARTS}
 BUILDS = OTHER_BUILDS | {stage.build for stage in STAGES.values()}
 PACKAGE = __name__.partition(".")[0]
 

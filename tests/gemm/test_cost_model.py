@@ -10,7 +10,7 @@ from numba_gemm.gemm import cost_model
 from numba_gemm.gemm.cost_model import LAUNCH, RATES, Costs, Rate, costs_of, memory_clocks
 from numba_gemm.gemm.heuristics import Problem, choose
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import partition_layout
+from numba_gemm.kernels.ladder.partitions import partition_layout
 from numba_gemm.kernels.product import ONE, Batch
 from numba_gemm.kernels.stage import Partition
 

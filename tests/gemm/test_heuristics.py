@@ -12,7 +12,7 @@ from numba_gemm.gemm.heuristics import Problem, best, choose, named, problem, ra
 from numba_gemm.gemm.precision import PRECISIONS
 from numba_gemm.gemm.stage_names import resolve
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import partition_layout
+from numba_gemm.kernels.ladder.partitions import partition_layout
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 from numba_gemm.models.roofline import FP32_LANES_PER_SM

@@ -96,7 +96,7 @@ def survives(stage: LadderStage, monkeypatch, first: int = 0, order: int = 1) ->
     One order of threads and blocks suffices, but for an edit of `stream_k` that shows under the second one alone.
     Of two, `order` comes first.
     """
-    monkeypatch.setattr("numba_gemm.kernels.ladder.stage.GROUP", 2)
+    monkeypatch.setattr("numba_gemm.kernels.ladder.partitions.GROUP", 2)
     cases = list(table(stage))
     for seed in (order, 3 - order) if stage.name == "stream_k" else (1,):
         for case in cases[first:] + cases[:first]:

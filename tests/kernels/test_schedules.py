@@ -10,7 +10,7 @@ from support.schedule_cases import accesses_of, run_shared, scheduled, shared_ca
 from numba_gemm.device.access import ACCESSES
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder import stage as ladder_stage
-from numba_gemm.kernels.ladder.stage import default_partition
+from numba_gemm.kernels.ladder.partitions import default_partition
 from numba_gemm.kernels.product import Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Partition
 from numba_gemm.runtime.device import get_device

@@ -20,7 +20,8 @@ from support.operands import LAYOUTS, NAN, REPEATING, check, filled
 
 from numba_gemm.kernels import STAGES
 from numba_gemm.kernels import stage as stages
-from numba_gemm.kernels.ladder.stage import ANY, PartitionLayout, default_partition
+from numba_gemm.kernels.ladder.partitions import PartitionLayout, default_partition
+from numba_gemm.kernels.ladder.stage import ANY
 from numba_gemm.kernels.product import Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Gpu, Partition
 from numba_gemm.kernels.step import Moving, Slot

@@ -2,7 +2,8 @@
 
 from ..code import Code
 from ..stage import IEEE
-from .stage import DEFAULT_ORDER, LadderStage, TileConfig, partition_layout
+from .partitions import partition_layout
+from .stage import DEFAULT_ORDER, LadderStage, TileConfig
 
 
 def _large(BM, BN, BK, TM, TN, WM, WN, order=DEFAULT_ORDER, min_blocks=0):
@@ -173,6 +174,7 @@ RECORDS = (
             _moving(64, 128, 16, 8, 8, 32, 64, min_blocks=3),
             _moving(64, 128, 8, 8, 8, 32, 64, min_blocks=3),
             _moving(64, 64, 16, 8, 4, 32, 32, min_blocks=4),
+            _moving(64, 64, 16, 8, 8, 32, 64, min_blocks=4),
             _moving(32, 64, 16, 8, 4, 32, 32, min_blocks=8),
             _moving(64, 32, 16, 8, 4, 32, 32, min_blocks=8),
             _moving(32, 32, 16, 4, 4, 16, 32, min_blocks=8),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...device.access import ACCESSES, covers
 from ...device.units import FLOAT32_BYTES, MAX_GRID_Y, VECTOR_BYTES, WARP, ceil_div
 from ..code import Code
-from ..product import Batch, Layout, Product, access_of
+from ..product import Layout, Product, access_of
 from ..stage import IEEE, Gpu, Partition, Piece, Stage, cut, require
 from ..step import (
     ALPHA,
@@ -30,11 +30,11 @@ from ..step import (
     Word,
     Words,
 )
+from .partitions import PartitionLayout, adds_apart
 
 AT_SCRATCH = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
-GROUP = 8  # rows of tiles that are walked together
-MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
 SUMS_STAGED = 32  # per thread; from here on, an unaligned C is stored faster through shared memory
+BUILD_ADD_PARTS = Code("ladder.add_parts")
 SIGNATURE, PLAIN_SIGNATURE = (Code("ladder.signatures", name) for name in ("signature", "plain_signature"))
 DEFAULT_ORDER = "columns"  # the fastest that was measured for thread tiles of 8x16
 
@@ -171,27 +171,6 @@ class Variant(NamedTuple):
         """Accesses and alignment in one word."""
         word = f"{self.a}_{self.b}_{'aligned' if self.c_aligned else 'any'}{'_compensated' if self.compensated else ''}"
         return word if self.epilogue is None else f"{word}_{getattr(self.epilogue, '__name__', 'epilogue')}"
-
-
-class PartitionLayout(NamedTuple):
-    """Launch geometry and workspace of a `Partition`.
-
-    Attributes
-    ----------
-    grid : tuple of int
-        Blocks along x, y and z.
-    workspace_bytes : int
-        Device memory that the blocks share; its contents are undefined at first.
-    counters : int
-        32-bit words behind it, which are 0 when the launch begins and when it ends.
-    words : tuple of int
-        Further arguments: the fields of `numba_gemm.device.partition.FIELDS` from the third on.
-    """
-
-    grid: tuple[int, int, int]
-    workspace_bytes: int
-    counters: int
-    words: tuple[int, ...]
 
 
 FEW_TERMS = 8  # of a sum, for which plain multiply-adds keep the bound, see `numba_gemm.device.compensated`
@@ -336,8 +315,8 @@ class LadderStage(Stage):
             return Launches((Step(kernel, grid, block, (ALPHA, a, b, BETA, c)),))
         assert partition is not None, "a scheduled stage divides its work by a partition"
         compensated = isinstance(kernel.variant, Variant) and kernel.variant.compensated
+        tiles = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN) * product.batch.matrices
         if compensated and config.lanes_k == 1:  # whose parts of sums cannot be added
-            tiles = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN) * product.batch.matrices
             partition = partition if partition.whole == tiles else Partition(tiles, tiles)
         made = self.schedule(config, product.m, product.n, product.k, product.batch, partition)
         place: tuple[Word, ...] = AT_SCRATCH if made.workspace_bytes or made.counters else (0, 0)
@@ -345,6 +324,14 @@ class LadderStage(Stage):
         work = Words((*place, *made.words))
         arguments: tuple[Argument, ...] = (ALPHA, a, b, BETA, c, work, *vectors)
         size = made.workspace_bytes * (2 if compensated else 1)  # two floats per part of a sum
+        if made.counters and config.lanes_k == 1 and adds_apart(config, partition, tiles):
+            shared = tiles - partition.whole
+            work = Words((AT_SCRATCH[0], 0, *made.words[:-1], 1))
+            arguments = (*arguments[:5], work, *vectors)
+            adds = Step(
+                added_by(config, product), (config.TM * config.TN, shared, 1), (config.threads, 1, 1), arguments
+            )
+            return Launches((Step(kernel, made.grid, block, arguments), adds), size, behind=1)
         return Launches((Step(kernel, made.grid, block, arguments),), size, made.counters)
 
     def pieces(self, config: TileConfig, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
@@ -360,37 +347,11 @@ class LadderStage(Stage):
         return cut(product, rows, cols)
 
 
-def default_partition(config: TileConfig, product: Product, blocks: int) -> Partition:
-    """Divide a product equally among blocks; of many tiles, only those of the last two rounds are divided."""
-    tiles = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN) * product.batch.matrices
-    k_tiles = max(1, ceil_div(product.k, config.BK))
-    if tiles % blocks == 0 or tiles * k_tiles >= MAX_LINE:
-        return Partition(min(tiles, blocks), tiles)
-    if tiles > blocks:
-        return Partition(blocks, (tiles // blocks - 1) * blocks)
-    return Partition(min(blocks, tiles * k_tiles), 0)
+@lru_cache(maxsize=256)
+def _adding_kernel(config: TileConfig, variant: Variant) -> Kernel:
+    return Kernel(f"add_parts_{config.name}", BUILD_ADD_PARTS, SIGNATURE, config, variant, 0, config.threads)
 
 
-def partition_layout(config: TileConfig, m: int, n: int, k: int, batch: Batch, partition: Partition) -> PartitionLayout:
-    """Return the layout of stages whose kernels take a `numba_gemm.device.partition.PartitionArguments`.
-
-    Raises
-    ------
-    ValueError
-        if there are fewer tiles than `partition` says, or too many k-tiles to divide them.
-    """
-    rows, cols, matrices = ceil_div(m, config.BM), ceil_div(n, config.BN), batch.matrices
-    tiles, k_tiles = rows * cols * matrices, ceil_div(k, config.BK) or 1
-    divided = (tiles - partition.whole) * k_tiles
-    if not 0 <= partition.whole <= tiles or divided >= MAX_LINE:
-        raise ValueError(f"{partition} does not divide {tiles} tiles of {k_tiles} k-tiles")
-    base, extra = divmod(divided, partition.blocks)
-    _, second, third = batch.extents
-    sizes = (partition.whole, base, extra, k_tiles, rows, cols, GROUP, matrices, third, second)
-    undivided = divided == 0 or (base % k_tiles == 0 and extra == 0)  # no tile is in several pieces
-    return PartitionLayout(
-        grid=(partition.blocks, 1, 1),
-        workspace_bytes=0 if undivided else 2 * partition.blocks * config.BM * config.BN * FLOAT32_BYTES,
-        counters=0 if undivided else max(tiles - partition.whole, partition.blocks),
-        words=(*sizes, *batch.a, *batch.b, *batch.c),
-    )
+def added_by(config: TileConfig, product: Product) -> Kernel:
+    """Return the kernel that adds the parts of shared tiles."""
+    return _adding_kernel(config, Variant("along1", "along1", False, product.epilogue, len(product.vectors)))

@@ -3,8 +3,9 @@
 Bottleneck before: operands that are not stored by rows, or not aligned, are loaded float by float. The matrices of a
     batch take a launch each, and an epilogue a pass over C.
 Idea: basic_stream_k with a tile loader for each of five layouts, which makes transposed operands almost as fast. The
-    matrices of a batch are additional tiles. An epilogue is applied to the elements of C as they are stored. The main
-    loop also multiplies the last k-tile, and switches off its loads by a predicate; that of basic_stream_k multiplies
+    matrices of a batch are additional tiles. An epilogue is applied to the elements of C as they are stored. Where many
+    blocks share a tile, another kernel adds their parts (`add_parts`): one block would read one after the other. The
+    main loop also multiplies the last k-tile, and switches off its loads by a predicate; that of basic_stream_k multiplies
     it after the loop. With few tiles, equal shares are split-K (see `device.partition`).
     In "bf16x6", small tiles have compensated sums, see `device.compensated`; blocks do not share these.
 Traffic: the same, plus at most two partial tiles per block, written and read.
@@ -31,6 +32,7 @@ from ...device.store import row_store, staged_store
 from ...device.tile_loader import tile_loader
 from ...device.units import FLOAT32_BYTES, WARP
 from ...simulator.switch import device_function, hardware_only
+from .partitions import parts_at_once
 from .stage import SUMS_STAGED, compensates, require
 
 SUMS_SPREAD = 64  # per thread; from here on, spreading 4-byte copies over k-steps always pays
@@ -66,10 +68,12 @@ def build(config, variant):
     SPREADS = FLOATS and (TM * TN >= SUMS_SPREAD or not variant.b.startswith("across"))
     SPREAD = min(2, BK // 2 - 1) if SPREADS else 0  # pairs of k-steps
     PARTS = max(1, 2 * SPREAD)
-    # Large thread tiles and two operands that pass through registers leave no register to spare where several blocks
-    # share an SM; with eight blocks and a C that is stored float by float, smaller ones do not, either.
+    # Large thread tiles leave no register to spare where several blocks share an SM, if A passes through registers and
+    # B does so, too, or is copied 4 bytes at a time; with eight blocks and a C that is stored float by float, smaller
+    # ones do not, either.
     LARGE = 32 if config.min_blocks >= 8 and not variant.c_aligned else 64
-    CROWDED = variant.a == variant.b == "along4" and TM * TN >= LARGE and config.min_blocks > 1
+    THROUGH = variant.a == "along4" and variant.b != "across4"
+    CROWDED = THROUGH and TM * TN >= LARGE and config.min_blocks > 1
     a_loader = tile_loader(variant.a, BM, BK, THREADS, A_PITCH, PARTS, CROWDED)
     b_loader = tile_loader(variant.b, BN, BK, THREADS, B_PITCH, PARTS, CROWDED)
     A_ADDRESSES, A_STAGED, A_PARTS = a_loader.addresses, a_loader.staged, a_loader.parts
@@ -83,7 +87,7 @@ def build(config, variant):
     BOUNDS = (THREADS,) if DOUBLED else config.launch_bounds
     TOTALS = (TM, TN) if COMPENSATED else (1, 1)
     clear, add_exactly, finish = compensated_sums(TM, TN)
-    AT_ONCE = max(1, 64 // (TM * TN))  # parts of a sum that are read at once, limited by registers
+    AT_ONCE = parts_at_once(config)
     store_row = row_store(TN, 4 * LANES_N, variant.c_aligned)
     # Without an epilogue, small tiles are stored faster directly.
     STAGED = variant.epilogue is not None or (not variant.c_aligned and TM * TN >= SUMS_STAGED)
@@ -245,30 +249,32 @@ def build(config, variant):
                 mine = part_slot(partition, index, lead, uint32(block - lead))
                 for i in range(TM):
                     store_partial_row(partition, mine, tid, acc, i)
-                cuda.syncthreads()  # all threads have written this part before the block is counted
-                final = int32(0)
-                if tid == uint32(0) and arrive(partition, int64(index)) == int64(parts) - 1:
-                    final = int32(1)
-                # no thread reads the parts before thread 0 has counted this block as the last, when all are visible
-                complete = cuda.syncthreads_or(final) != 0
+                complete = partition.apart == int64(0)
                 if complete:
-                    if tid == uint32(0):
-                        reset(partition, int64(index))
-                    for i in range(TM):
-                        for j in range(TN):
-                            acc[i, j] = float32(0)
-                    q = uint32(0)
-                    while q < parts:
-                        for r in range(AT_ONCE):
-                            from_slot = part_slot(partition, index, lead, min(uint32(q + r), uint32(parts - 1)))
-                            for i in range(TM):
-                                load_partial_row(partition, from_slot, tid, arrived[r], i)
-                        for r in range(AT_ONCE):
-                            for i in range(TM):
-                                for j in range(TN):
-                                    if uint32(q + r) < parts:
-                                        acc[i, j] += arrived[r, i, j]
-                        q = uint32(q + AT_ONCE)
+                    cuda.syncthreads()  # all threads have written this part before the block is counted
+                    final = int32(0)
+                    if tid == uint32(0) and arrive(partition, int64(index)) == int64(parts) - 1:
+                        final = int32(1)
+                    # no thread reads the parts before thread 0 has counted this block as the last, when all are visible
+                    complete = cuda.syncthreads_or(final) != 0
+                    if complete:
+                        if tid == uint32(0):
+                            reset(partition, int64(index))
+                        for i in range(TM):
+                            for j in range(TN):
+                                acc[i, j] = float32(0)
+                        q = uint32(0)
+                        while q < parts:
+                            for r in range(AT_ONCE):
+                                from_slot = part_slot(partition, index, lead, min(uint32(q + r), uint32(parts - 1)))
+                                for i in range(TM):
+                                    load_partial_row(partition, from_slot, tid, arrived[r], i)
+                            for r in range(AT_ONCE):
+                                for i in range(TM):
+                                    for j in range(TN):
+                                        if uint32(q + r) < parts:
+                                            acc[i, j] += arrived[r, i, j]
+                            q = uint32(q + AT_ONCE)
             if complete:
                 if STAGED:
                     at_warp = uint32(start + 4 * WARP_FLOATS * warp)

@@ -16,7 +16,7 @@ from ...device.matrix import shifted
 from ...device.narrow import power
 from ...device.store import element_store
 from ...simulator.switch import SIMULATOR, device_function
-from ..ladder.stage import GROUP
+from ..ladder.partitions import GROUP
 from .config import NARROW
 from .special_values import AHEAD, AHEAD_TOGETHER, alone, infinite_terms, lanes_of_warp, special_sums
 from .stage import TensorVariant

@@ -1,0 +1,94 @@
+"""Division of a scheduled stage's tiles among blocks, and what its launches need for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...device.units import FLOAT32_BYTES, ceil_div
+from ..product import Batch, Product
+from ..stage import Partition
+
+if TYPE_CHECKING:
+    from .stage import TileConfig
+
+__all__ = [
+    "GROUP",
+    "MAX_LINE",
+    "READS_APART",
+    "PartitionLayout",
+    "adds_apart",
+    "default_partition",
+    "partition_layout",
+    "parts_at_once",
+]
+
+GROUP = 8  # rows of tiles that are walked together
+MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
+READS_APART = 4  # of parts of a tile, one after the other, beyond which another kernel adds them
+
+
+class PartitionLayout(NamedTuple):
+    """Launch geometry and workspace of a `Partition`.
+
+    Attributes
+    ----------
+    grid : tuple of int
+        Blocks along x, y and z.
+    workspace_bytes : int
+        Device memory that the blocks share; its contents are undefined at first.
+    counters : int
+        32-bit words behind it, which are 0 when the launch begins and when it ends.
+    words : tuple of int
+        Further arguments: the fields of `numba_gemm.device.partition.FIELDS` from the third on.
+    """
+
+    grid: tuple[int, int, int]
+    workspace_bytes: int
+    counters: int
+    words: tuple[int, ...]
+
+
+def adds_apart(config: TileConfig, partition: Partition, tiles: int) -> bool:
+    """Return True if `stream_k` leaves the parts of a product's shared tiles to another kernel."""
+    return partition.blocks > READS_APART * parts_at_once(config) * (tiles - partition.whole) > 0
+
+
+def parts_at_once(config: TileConfig) -> int:
+    """Return the number of parts of a tile that `stream_k` reads at once, limited by registers."""
+    return max(1, 64 // (config.TM * config.TN))
+
+
+def default_partition(config: TileConfig, product: Product, blocks: int) -> Partition:
+    """Divide a product equally among blocks; of many tiles, only those of the last two rounds are divided."""
+    tiles = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN) * product.batch.matrices
+    k_tiles = max(1, ceil_div(product.k, config.BK))
+    if tiles % blocks == 0 or tiles * k_tiles >= MAX_LINE:
+        return Partition(min(tiles, blocks), tiles)
+    if tiles > blocks:
+        return Partition(blocks, (tiles // blocks - 1) * blocks)
+    return Partition(min(blocks, tiles * k_tiles), 0)
+
+
+def partition_layout(config: TileConfig, m: int, n: int, k: int, batch: Batch, partition: Partition) -> PartitionLayout:
+    """Return the layout of stages whose kernels take a `numba_gemm.device.partition.PartitionArguments`.
+
+    Raises
+    ------
+    ValueError
+        if there are fewer tiles than `partition` says, or too many k-tiles to divide them.
+    """
+    rows, cols, matrices = ceil_div(m, config.BM), ceil_div(n, config.BN), batch.matrices
+    tiles, k_tiles = rows * cols * matrices, ceil_div(k, config.BK) or 1
+    divided = (tiles - partition.whole) * k_tiles
+    if not 0 <= partition.whole <= tiles or divided >= MAX_LINE:
+        raise ValueError(f"{partition} does not divide {tiles} tiles of {k_tiles} k-tiles")
+    base, extra = divmod(divided, partition.blocks)
+    _, second, third = batch.extents
+    sizes = (partition.whole, base, extra, k_tiles, rows, cols, GROUP, matrices, third, second)
+    undivided = divided == 0 or (base % k_tiles == 0 and extra == 0)  # no tile is in several pieces
+    return PartitionLayout(
+        grid=(partition.blocks, 1, 1),
+        workspace_bytes=0 if undivided else 2 * partition.blocks * config.BM * config.BN * FLOAT32_BYTES,
+        counters=0 if undivided else max(tiles - partition.whole, partition.blocks),
+        words=(*sizes, *batch.a, *batch.b, *batch.c, 0),
+    )

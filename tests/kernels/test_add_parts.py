@@ -1,0 +1,67 @@
+"""Parts of sums that another kernel adds: the same bits as where one block of stream_k adds them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from numba_gemm import tiled_sgemm
+from numba_gemm.gemm import heuristics
+from numba_gemm.gemm.heuristics import Choice
+from numba_gemm.kernels.ladder import STAGES, partitions
+from numba_gemm.kernels.stage import Partition
+
+STREAM_K = STAGES["stream_k"]
+
+
+def add_five(value, row, col, bias):
+    return value + bias[col]
+
+
+def products(monkeypatch, apart, blocks, whole, a, b, c, **options):
+    """The product, divided among blocks; and the number of launches."""
+    counts = []
+    own_launches = type(STREAM_K).own_launches
+
+    def counted(self, *arguments):
+        found = own_launches(self, *arguments)
+        counts.append(len(found.steps))
+        return found
+
+    choice = Choice(STREAM_K, STREAM_K.test_config, Partition(blocks, whole))
+    monkeypatch.setattr(partitions, "READS_APART", apart)
+    monkeypatch.setattr(type(STREAM_K), "own_launches", counted)
+    monkeypatch.setattr(heuristics, "best", lambda wanted: choice)
+    out = c.copy()
+    tiled_sgemm(a, b, out, **options)
+    return out, counts
+
+
+# Rows, columns and terms; matrices; blocks, and whole tiles. Tiles have 32 x 32 elements and 8 terms.
+CASES = {
+    "one tile": (30, 31, 61, 0, 7, 0),
+    "pieces of two tiles": (40, 36, 100, 0, 26, 0),
+    "whole tiles first": (70, 40, 64, 0, 12, 4),
+    "a batch": (33, 20, 70, 3, 37, 0),
+    "an undivided tile among others": (64, 32, 56, 0, 8, 1),
+}
+
+
+@pytest.mark.parametrize("beta", [0.0, -0.5])
+@pytest.mark.parametrize("epilogue", [None, add_five])
+@pytest.mark.parametrize("case", CASES)
+def test_the_bits_are_the_same(monkeypatch, case, epilogue, beta):
+    m, n, k, matrices, blocks, whole = CASES[case]
+    rng = np.random.default_rng(len(case))
+    batch = (matrices,) * bool(matrices)
+    a, b, c = (rng.standard_normal((*batch, *shape)).astype(np.float32) for shape in ((m, k), (k, n), (m, n)))
+    options = {"alpha": 1.5, "beta": beta}
+    if epilogue is not None:
+        options |= {"epilogue": epilogue, "epilogue_args": [np.full(n, 5, np.float32)]}
+    found, several = products(monkeypatch, 2, blocks, whole, a, b, c, **options)
+    expected, one = products(monkeypatch, 1 << 30, blocks, whole, a, b, c, **options)
+    assert max(several) == 2
+    assert max(one) == 1
+    np.testing.assert_array_equal(found, expected)
+    exact = 1.5 * (a.astype(np.float64) @ b) + beta * c + (0.0 if epilogue is None else 5.0)
+    np.testing.assert_allclose(found, exact, atol=1e-4)
