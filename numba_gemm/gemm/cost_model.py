@@ -44,7 +44,7 @@ MEET, TRIP = 3550, 825
 # `thin` adds more parts than the first of these in groups, and then the groups' sums, which takes so many clocks more.
 IN_GROUP, REGROUP = 16, 3000
 # Clocks of the launch that adds parts of sums, and parts that it reads at a time.
-ADDING, ADDED_AT_ONCE = 4400, 8
+ADDING, ADDED_AT_ONCE = 5200, 8
 # Clocks until its block begins with another tile, after a part of one.
 AGAIN = 4000
 FIRST_FLOATS = 1000  # clocks until `thin` has its first tiles if copies are of single floats
@@ -259,7 +259,7 @@ class Costs:
         work, alone = tiles * k_tiles, k_tile[1]
         busy = work * k_tile[-1] / blocks
         whole = self.rate.first + store + k_tiles * alone
-        shared = PIECE + store + (ADDING if self.apart < inf else MEET) + TRIP - (-work // blocks) * alone
+        shared = PIECE + store + MEET + TRIP - (-work // blocks) * alone
         longest = whole if whole < shared else shared
         most = busy if busy > memory else memory
         return self._launch + (longest if longest > most else most), tiles, k_tiles, memory

@@ -317,7 +317,7 @@ def test_launches_with_copies_and_counters_share_the_streams_counters(torch, gpu
     stage, config = STAGES["stream_k"], STAGES["stream_k"].configs[1]
     product = Product(dense("N", 64, 512, "float16"), dense("N", 512, 64, "float16"), dense("N", 64, 64))
     gpu.computes = False
-    bound = devices.get_device(0).bind(stage, config, product, partition=Partition(100, 0))
+    bound = devices.get_device(0).bind(stage, config, product, partition=Partition(3, 0))
     assert bound.launches.counters
     for _ in range(2):
         with gpu.recording() as made:
