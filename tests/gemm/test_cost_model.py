@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numba_gemm.gemm import cost_model
-from numba_gemm.gemm.cost_model import LAUNCH, RATES, Costs, Rate, costs_of, memory_clocks
+from numba_gemm.gemm.cost_model import LAUNCH, RATES, Costs, Rate, costs_of, memory_clocks, rate_of
 from numba_gemm.gemm.heuristics import Problem, choose
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.partitions import partition_layout
@@ -20,7 +20,7 @@ matrices = st.sampled_from([1, 1, 7, 300])
 
 def costs_of_key(key, vectors=True, stores_vectors=True, sm_count=132):
     stage = STAGES[key[0]]
-    config = next(one for one in stage.configs if key[1:] == (one.BM, one.BN, one.BK))
+    config = next(one for one in stage.configs if rate_of(stage, one) is RATES[key])
     return Costs(stage, config, RATES[key], (9, 0), sm_count, vectors, stores_vectors)
 
 
@@ -32,8 +32,8 @@ def clocks(costs, m, n, k, matrices=1, division=None):
 
 
 def test_every_rate_is_of_a_configuration():
-    known = {(stage.name, one.BM, one.BN, one.BK) for stage in STAGES.values() for one in stage.configs}
-    assert set(RATES) <= known
+    tiles = [(stage.name, one.BM, one.BN, one.BK, one.threads) for stage in STAGES.values() for one in stage.configs]
+    assert set(RATES) <= {*tiles, *(tile[:-1] for tile in tiles)}
 
 
 @pytest.mark.parametrize("key", RATES)
