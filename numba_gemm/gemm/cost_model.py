@@ -98,8 +98,8 @@ class Rate:
 
 
 # By stage and block tile, and by threads where two configurations have the same one; those that win nowhere are left
-# out. `resident` follows from registers, threads and shared memory; `thin` has 1 where one block per SM keeps the memory
-# busy.
+# out. `resident` follows from registers, threads and shared memory; `thin` has 1 where one block per SM keeps the
+# memory busy.
 RATES: dict[tuple[str | int, ...], Rate] = {
     ("coalesced", 2, 128, 1): Rate(0.096, alone=60, resident=8, first=1270),
     ("register_prefetch", 64, 64, 16): Rate(0.53, alone=1030, resident=4),
@@ -222,7 +222,8 @@ class Costs:
         self.stage, self.config, self.rate, self.sms = stage, config, rate, sm_count
         self._undivided = compensated and config.lanes_k == 1  # then the parts of a sum cannot be added
         # Clocks of a k-tile per block, by the number of resident blocks.
-        warps = config.threads // WARP  # one of an SM's four schedulers may have more of them than others
+        # One of an SM's four schedulers may have more warps than others; rates of `thin` are fitted without that.
+        warps = 4 if stage.name == "thin" else config.threads // WARP
         self._k_tile = [
             (rate.alone**OVERLAP + (4 * ceil(resident * warps / 4) / warps * full) ** OVERLAP) ** (1 / OVERLAP)
             for resident in range(rate.resident + 1)
@@ -259,7 +260,7 @@ class Costs:
         work, alone = tiles * k_tiles, k_tile[1]
         busy = work * k_tile[-1] / blocks
         whole = self.rate.first + store + k_tiles * alone
-        shared = PIECE + store + MEET + TRIP - (-work // blocks) * alone
+        shared = PIECE + store + min(MEET, ADDING) + TRIP - (-work // blocks) * alone
         longest = whole if whole < shared else shared
         most = busy if busy > memory else memory
         return self._launch + (longest if longest > most else most), tiles, k_tiles, memory

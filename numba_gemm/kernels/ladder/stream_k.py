@@ -5,8 +5,8 @@ Bottleneck before: operands that are not stored by rows, or not aligned, are loa
 Idea: basic_stream_k with a tile loader for each of five layouts, which makes transposed operands almost as fast. The
     matrices of a batch are additional tiles. An epilogue is applied to the elements of C as they are stored. Where many
     blocks share a tile, another kernel adds their parts (`add_parts`): one block would read one after the other. The
-    main loop also multiplies the last k-tile, and switches off its loads by a predicate; that of basic_stream_k multiplies
-    it after the loop. With few tiles, equal shares are split-K (see `device.partition`).
+    main loop also multiplies the last k-tile, and switches off its loads by a predicate; that of basic_stream_k
+    multiplies it after the loop. With few tiles, equal shares are split-K (see `device.partition`).
     In "bf16x6", small tiles have compensated sums, see `device.compensated`; blocks do not share these.
 Traffic: the same, plus at most two partial tiles per block, written and read.
 Registers and shared memory: those of basic_stream_k, and in "bf16x6" twice the accumulators.
