@@ -17,7 +17,8 @@ A kernel is given a `PartitionArguments`:
   by column, so that blocks that run together share more of A and B in the L2 cache;
 - `matrices`: number of products; `inner`, `middle`: extents of the last two of three batch dimensions, and `a_outer` to
   `c_inner`: bytes from one matrix to the next along each of the three, 0 where an operand is broadcast;
-- `apart`: 1 if another kernel adds the parts (`kernels.ladder.add_parts`), else 0. Then there are no counters.
+- `apart`: extents of tiles if another kernel adds the parts (`kernels.ladder.add_parts`), else 0. Then there are no
+  counters.
 
 PTX ISA: "atom", "ld", "st", "Memory Consistency Model".
 """

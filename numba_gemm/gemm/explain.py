@@ -216,7 +216,7 @@ def _explanation(
         tile=(rows, cols, _terms(choice, oriented.k)),
         blocks=blocks,
         whole_tiles=fields["whole"] if fields else tiles * oriented.batch.matrices if shares == 1 else 0,
-        split=_split(fields, launches.counters, blocks) if fields else shares,
+        split=_split(fields, launches.counters or bool(fields["apart"]) * blocks, blocks) if fields else shares,
         a_access=a_access,
         b_access=b_access,
         c_vectors=c_vectors,
@@ -362,12 +362,12 @@ def _schedule_words(choice: Choice, launches: Launches) -> dict[str, int]:
     return dict(zip(FIELDS, launches.multiplication.arguments[5].words))  # type: ignore[arg-type]
 
 
-def _split(words: dict[str, int], counters: int, blocks: int) -> int:
-    """Return the largest number of blocks that have a piece of one tile of C."""
-    if not counters:
+def _split(words: dict[str, int], most: int, blocks: int) -> int:
+    """Return the largest number of blocks that have a piece of one tile of C, of at most so many shared ones."""
+    if not most:
         return 1
     pieces = np.arange(blocks + 1, dtype=np.int64)
     begins = pieces * words["base"] + np.minimum(pieces, words["extra"])
-    tiles = np.arange(counters + 1, dtype=np.int64) * words["k_tiles"]
+    tiles = np.arange(most + 1, dtype=np.int64) * words["k_tiles"]
     first, last = (np.searchsorted(begins, at, side="right") - 1 for at in (tiles[:-1], tiles[1:] - 1))
     return int((last - first).max()) + 1

@@ -263,7 +263,7 @@ def _simulated(
                 memory = scratch if slot == Slot.SCRATCH else vectors[slot - Slot.VECTORS].owner
                 return at_address(memory, memory.ctypes.data + argument.place.offset, shape, strides)
             return values[slot].view(layout)
-        if step.kernel.config is None or isinstance(step.kernel.variant, FusedVariant):  # no stage that shares tiles
+        if not isinstance(step.kernel.variant, int | Variant):  # no stage that shares tiles
             return argument.words
         from ..device.partition import PartitionArguments
 

@@ -36,7 +36,7 @@ from numba_gemm.runtime.workspace import Workspace
 
 STREAM_K = STAGES["stream_k"]
 PERSISTENT = STAGES["persistent"]
-WORDS = list(range(2, 21))  # of a schedule
+WORDS = list(range(2, 22))  # of a schedule
 
 
 def matrix(x, device=0):

@@ -366,6 +366,6 @@ def schedule_of(size, counters):
     """Return a schedule with a workspace of that size, whose first word is the number of blocks of the partition."""
 
     def schedule(config, m, n, k, batch, partition):
-        return ladder.PartitionLayout((2, 3, 4), size, counters, (partition.blocks, *[0] * 6, 1, 1, 1, *[0] * 9))
+        return ladder.PartitionLayout((2, 3, 4), size, counters, (partition.blocks, *[0] * 6, 1, 1, 1, *[0] * 10))
 
     return schedule

@@ -1,7 +1,8 @@
 """The kernel that adds the parts of tiles that many blocks of stream_k share, after it.
 
 In stream_k itself, one block per tile adds the parts, and waits for a few of them at a time. Here each element of a
-tile has a thread, which waits for several parts of it at a time. Sums are the same, in the same order.
+tile has a thread, which waits for several parts of it at a time. Sums are the same, in the same order. One kernel
+serves all tiles, whose extents it is told.
 """
 
 from numba import cuda, float32, int64, uint32
@@ -10,38 +11,46 @@ from ...device.matrix import shifted
 from ...device.partition import batch_place, load_partial, member_of, owner, part_slot, tile_place
 from ...device.store import element_store
 from ...device.units import WARP
-from ...simulator.switch import hardware_only
+from ...simulator.switch import device_function, hardware_only
+from .partitions import EXTENT_BITS
 
 AT_ONCE = 8  # parts that a thread reads at a time
 
 
+@device_function
+def extent(partition, i):
+    """Return one of the extents that `partitions.packed_extents` packs."""
+    return uint32((partition.apart >> (EXTENT_BITS * i)) & ((1 << EXTENT_BITS) - 1))
+
+
 def build(config, variant):
-    """Make the kernel, with the parameters of stream_k.
+    """Make the kernel, with the parameters of stream_k; it is of no configuration.
 
     Blocks have the threads of stream_k. Along x, the grid has one per element of a thread tile; along y, one per shared
     tile of C.
     """
-    BM, BN, TM, TN, WM, WN, THREADS = config.BM, config.BN, config.TM, config.TN, config.WM, config.WN, config.threads
-    LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
     store = element_store(variant.epilogue)
 
-    @cuda.jit(**hardware_only(launch_bounds=(THREADS,)))
+    @cuda.jit(**hardware_only(launch_bounds=(256,)))
     def add_parts(alpha, a, b, beta, c, partition, vectors):
         tid, element, index = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y)
-        i, j = uint32(element // TN), uint32(element % TN)
-        warp, lane = tid // WARP, tid % WARP
+        rows, cols = extent(partition, 0), extent(partition, 1)  # of a block tile
+        thread_rows, thread_cols = extent(partition, 2), extent(partition, 3)
+        warp_rows, warp_cols = extent(partition, 4), extent(partition, 5)
+        lanes_m, lanes_n = uint32(warp_rows // thread_rows), uint32(warp_cols // thread_cols)
         k_tiles = uint32(partition.k_tiles)
         lead = owner(partition, uint32(index * k_tiles))
         parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
         if parts > uint32(1):  # else stream_k has written the tile
-            at = int64(element) * THREADS + int64(tid)
+            at = int64(element) * int64(cuda.blockDim.x) + int64(tid)
+            size = int64(uint32(rows * cols))
             values = cuda.local.array(AT_ONCE, float32)
             total = float32(0)
             q = uint32(0)
             while q < parts:
                 for r in range(AT_ONCE):
                     slot = part_slot(partition, index, lead, min(uint32(q + r), uint32(parts - 1)))
-                    values[r] = load_partial(partition, slot * (BM * BN) + at)
+                    values[r] = load_partial(partition, slot * size + at)
                 for r in range(AT_ONCE):
                     if uint32(q + r) < parts:
                         total += values[r]
@@ -54,8 +63,14 @@ def build(config, variant):
                 i0, i1, i2 = batch_place(partition, member)
                 z = shifted(c, i0 * partition.c_outer + i1 * partition.c_middle + i2 * partition.c_inner)
             down, across = tile_place(partition, tile)
-            row = warp // (BN // WN) * WM + lane // LANES_N * 4 + i // 4 * (4 * LANES_M) + i % 4
-            col = warp % (BN // WN) * WN + lane % LANES_N * 4 + j // 4 * (4 * LANES_N) + j % 4
-            store(z, int64(down) * BM + int64(row), int64(across) * BN + int64(col), alpha, total, beta, vectors)
+            # the place of the thread's first element in the block tile, and then of this one (see `stream_k`)
+            warp, lane = tid // WARP, tid % WARP
+            across_warps = uint32(cols // warp_cols)
+            row = uint32(uint32(warp // across_warps) * warp_rows) + uint32(uint32(lane // lanes_n) * 4)
+            col = uint32(uint32(warp % across_warps) * warp_cols) + uint32(uint32(lane % lanes_n) * 4)
+            i, j = uint32(element // thread_cols), uint32(element % thread_cols)
+            row = int64(row) + int64(uint32(i // 4 * 4) * lanes_m) + int64(i % 4)
+            col = int64(col) + int64(uint32(j // 4 * 4) * lanes_n) + int64(j % 4)
+            store(z, int64(down) * rows + row, int64(across) * cols + col, alpha, total, beta, vectors)
 
     return add_parts

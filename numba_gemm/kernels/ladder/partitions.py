@@ -12,16 +12,19 @@ if TYPE_CHECKING:
     from .stage import TileConfig
 
 __all__ = [
+    "EXTENT_BITS",
     "GROUP",
     "MAX_LINE",
     "READS_APART",
     "PartitionLayout",
     "adds_apart",
     "default_partition",
+    "packed_extents",
     "partition_layout",
     "parts_at_once",
 ]
 
+EXTENT_BITS = 10
 GROUP = 8  # rows of tiles that are walked together
 MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
 READS_APART = 4  # of parts of a tile, one after the other, beyond which another kernel adds them
@@ -51,6 +54,12 @@ class PartitionLayout(NamedTuple):
 def adds_apart(config: TileConfig, partition: Partition, tiles: int) -> bool:
     """Return True if `stream_k` leaves the parts of a product's shared tiles to another kernel."""
     return partition.blocks > READS_APART * parts_at_once(config) * (tiles - partition.whole) > 0
+
+
+def packed_extents(config: TileConfig) -> int:
+    """Return the extents of a configuration's tiles in one word, for the kernel that adds parts."""
+    extents = config.BM, config.BN, config.TM, config.TN, config.WM, config.WN
+    return sum(extent << (EXTENT_BITS * i) for i, extent in enumerate(extents))
 
 
 def parts_at_once(config: TileConfig) -> int:

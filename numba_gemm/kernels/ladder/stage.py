@@ -30,7 +30,7 @@ from ..step import (
     Word,
     Words,
 )
-from .partitions import PartitionLayout, adds_apart
+from .partitions import PartitionLayout, adds_apart, packed_extents
 
 AT_SCRATCH = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
 SUMS_STAGED = 32  # per thread; from here on, an unaligned C is stored faster through shared memory
@@ -326,11 +326,10 @@ class LadderStage(Stage):
         size = made.workspace_bytes * (2 if compensated else 1)  # two floats per part of a sum
         if made.counters and config.lanes_k == 1 and adds_apart(config, partition, tiles):
             shared = tiles - partition.whole
-            work = Words((AT_SCRATCH[0], 0, *made.words[:-1], 1))
+            work = Words((AT_SCRATCH[0], 0, *made.words[:-1], packed_extents(config)))
             arguments = (*arguments[:5], work, *vectors)
-            adds = Step(
-                added_by(config, product), (config.TM * config.TN, shared, 1), (config.threads, 1, 1), arguments
-            )
+            adding, grid = adding_kernel(product.epilogue, len(vectors)), (config.TM * config.TN, shared, 1)
+            adds = Step(adding, grid, (config.threads, 1, 1), arguments)
             return Launches((Step(kernel, made.grid, block, arguments), adds), size, behind=1)
         return Launches((Step(kernel, made.grid, block, arguments),), size, made.counters)
 
@@ -348,10 +347,7 @@ class LadderStage(Stage):
 
 
 @lru_cache(maxsize=256)
-def _adding_kernel(config: TileConfig, variant: Variant) -> Kernel:
-    return Kernel(f"add_parts_{config.name}", BUILD_ADD_PARTS, SIGNATURE, config, variant, 0, config.threads)
-
-
-def added_by(config: TileConfig, product: Product) -> Kernel:
+def adding_kernel(epilogue: Callable[..., Any] | None, vectors: int) -> Kernel:
     """Return the kernel that adds the parts of shared tiles."""
-    return _adding_kernel(config, Variant("along1", "along1", False, product.epilogue, len(product.vectors)))
+    variant = Variant("along1", "along1", False, epilogue, vectors)
+    return Kernel("add_parts", BUILD_ADD_PARTS, SIGNATURE, None, variant, 0, 256)
