@@ -50,9 +50,9 @@ SHARED_RATE, LONE_RATE = 21.1, 138
 # Fraction of device memory's theoretical bandwidth that kernels reach, and factor by which bytes take longer in `thin`
 # if the contiguous axis of A is not k: its tiles have few neighbouring rows.
 MEMORY_EFFICIENCY, NARROW_ROWS = 0.85, 1.1
-# Operations that compensated sums take beside each multiply-add, registers per SM, floats that it converts to float64
-# per clock, and clocks until a lane's sum is added to those of others in float64.
-COMPENSATING, REGISTERS, WIDENED, WIDE_SUM = 1.5, 65536, 16, 6
+# Operations that compensated sums take beside each multiply-add, in `stream_k` and in `thin`; registers per SM; floats
+# that `thin` converts to float64 per clock, and clocks until a lane's sum is added to those of others in float64.
+COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 1.15, 1.5, 65536, 16, 6
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
 # Tiles along a row of C up to which those for a C of few columns are considered, and columns up to which `thin` is.
@@ -205,7 +205,8 @@ class Costs:
         lanes, finishing = FP32_LANES_PER_SM.get(cc, 128), 0.0
         full = config.BM * config.BN * config.BK / (lanes * rate.efficiency) * (1.0 if vectors else rate.floats)
         if compensated:
-            full += COMPENSATING * config.BM * config.BN * config.BK / lanes
+            each = COMPENSATING if config.lanes_k == 1 else COMPENSATING_LANES
+            full += each * config.BM * config.BN * config.BK / lanes
             if config.lanes_k > 1:
                 finishing = config.lanes_k * (config.BM * config.BN / WIDENED + WIDE_SUM)
             registers = 96 + 2 * config.TM * config.TN  # about, per thread

@@ -62,6 +62,7 @@ NARROW_ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
 # with at most one; and those of `rows_in_registers`. These, `FUSED_ACCESS`, `STEPWISE_END`, `STEPWISE_ADDING` and
 # `WRITE_ONE` are fitted to 1,151 candidates for 73 products of 167 to 1,000 terms on an H100.
 STEPWISE, ROWS_STEPWISE = (1.3, 1.75), 1.15
+ROWS_FLOATS = 1.2  # factor by which products of `rows_in_registers` take longer if A is copied float by float
 # The same for operands that tensor maps describe.
 TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128): 275.0, (64, 64): 165.0}
 # TFLOP/s of an H200 at 16384 cubed, decomposition included; of short sums at 4096x4096x768.
@@ -154,8 +155,8 @@ def seconds_of(
     """
     rows, cols = (n, m) if tma == "NN" and isinstance(stage, TmaStage) else (m, n)
     own, decomposed, slot_k, rated = _rated(stage, precision, k < LONG_SUM, narrow_a)
-    flops_by_area = 2.0 * (k if k > slot_k else slot_k) * sm_count
-    slots, adding = -(-k // slot_k), STEPWISE_ADDING if own.stepwise else ADDING
+    slots, adding = -(-k // slot_k) or 1, STEPWISE_ADDING if own.stepwise else ADDING
+    flops_by_area = 2.0 * slots * slot_k * sm_count
     whole_rows = isinstance(stage, TensorStage) and stage.reads_rows
     least = (
         copy_seconds(matrices * m * k * ITEM_BYTES[BFLOAT16 if narrow_a else FLOAT32], bandwidth) if whole_rows else 0.0
