@@ -65,9 +65,10 @@ def compensated_sums(rows: int, columns: int, checked: bool = True):
 
 @lru_cache(maxsize=64)
 def special_sums(rows: int, columns: int, lanes_m: int, lanes_n: int):
-    """Return a device function ``(total, acc, x, y, row, col, a_frag, b_frag)`` for sums that are not checked.
+    """Return a device function ``(total, acc, x, y, row, col, a_frag, b_frag)`` for sums that were not checked.
 
-    It computes those in ``acc`` that are infinite or NaN again, as plain sums of the terms ``x[i, k] * y[j, k]``.
+    It computes those in ``acc`` that are infinite or NaN again, as plain sums of the terms ``x[i, k] * y[j, k]``. Sums
+    of rows beyond x or y stay what they are: these are not stored.
     """
 
     @device_function
@@ -79,8 +80,14 @@ def special_sums(rows: int, columns: int, lanes_m: int, lanes_n: int):
         found = False
         for i in range(rows):
             for j in range(columns):
-                total[i, j] = float32(0)
                 found |= not abs(acc[i, j]) < float32(inf)
+        if found:
+            found = False
+            for i in range(rows):
+                for j in range(columns):
+                    total[i, j] = float32(0)
+                    inside = row + place(i, lanes_m) < x.shape[0] and col + place(j, lanes_n) < y.shape[0]
+                    found |= inside and not abs(acc[i, j]) < float32(inf)
         k = int64(0) if found else x.shape[1]
         while k < x.shape[1]:
             for i in range(rows):
@@ -93,9 +100,10 @@ def special_sums(rows: int, columns: int, lanes_m: int, lanes_n: int):
                 for j in range(columns):
                     total[i, j] += a_frag[i] * b_frag[j]
             k += 1
-        for i in range(rows):
-            for j in range(columns):
-                if not abs(acc[i, j]) < float32(inf):
-                    acc[i, j] = total[i, j]
+        if found:
+            for i in range(rows):
+                for j in range(columns):
+                    if not abs(acc[i, j]) < float32(inf):
+                        acc[i, j] = total[i, j]
 
     return special

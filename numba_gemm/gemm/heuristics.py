@@ -155,7 +155,7 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
         others = _ranked_rows(wanted, most, ROWS_SHORT_COLUMNS if k < LONG_SUM else ROWS_COLUMNS)
         found = _sooner_first(found, others, wanted) if others else found
     if only is None and timed and k < LONG_SUM:  # `FUSED` does not divide longer sums
-        access = FUSED_VECTORS if wanted.vectors else FUSED_ACCESS[wanted.a_along + wanted.b_along]
+        access = FUSED_VECTORS if wanted.vectors else FUSED_ACCESS[wanted.a_contiguous + wanted.b_contiguous]
         seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count, access)
         fused = Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)
         found = _sooner_first(found, [fused], wanted)
