@@ -92,7 +92,7 @@ SPLIT_TILES, SPLIT_TERMS = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128
 # multiprocessor, for each term of a sum, and for each term of each tile. Fitted to 180 random products on an H100
 # (docs/experiments.md). Terms take longer if the operands allow no vectors, by how many have a contiguous axis.
 FUSED_PRODUCT, FUSED_TILE, FUSED_TERM, FUSED_TILE_TERM = 1.0e-6, 0.59e-6, 2.9e-9, 12.5e-9
-FUSED_VECTORS, FUSED_ACCESS = 0.73, (1.55, 1.16, 0.76)
+FUSED_VECTORS, FUSED_ACCESS = 0.73, (1.55, 1.16, 0.8)
 WRITE_ONE = 0.35e-9  # seconds that a warpgroup's kernel takes for each element of a tile that it cannot write in pairs
 
 
