@@ -65,6 +65,7 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         b_vectors=b_whole and (b_aligned or b.aligned_rows or b.transposed.aligned_rows),
         a_contiguous=FLOAT32_BYTES in (a.row_stride, a.col_stride),
         b_contiguous=FLOAT32_BYTES in (b.row_stride, b.col_stride),
+        c_pairs=(c.row_stride | c.offset | batch.c[0] | batch.c[1] | batch.c[2]) % (2 * FLOAT32_BYTES) == 0,
         a_narrow=narrow and product.narrow_a,
         b_narrow=narrow and product.transposed.narrow_a,
         by_columns=c.row_stride == FLOAT32_BYTES and c.col_stride != FLOAT32_BYTES,
@@ -179,9 +180,7 @@ def _by_floats(choice: Choice, wanted: Problem) -> Choice:
     if choice.partition is not None:  # partial sums are written in pairs
         return choice
     m, n, matrices, sm_count = wanted.m, wanted.n, wanted.matrices, wanted.sm_count
-    # C is taken to be aligned where A or B is.
-    on_boundaries = wanted.vectors or wanted.a_vectors or wanted.b_vectors
-    in_pairs = on_boundaries and n % 2 == 0 and not wanted.by_columns and not wanted.epilogue
+    in_pairs = wanted.c_pairs and not wanted.by_columns and not wanted.epilogue
     seconds = tensor_heuristics.by_floats_seconds(choice.config, m, n, matrices, sm_count, in_pairs)
     return choice._replace(clocks=choice.clocks + seconds * wanted.clock_hz)
 

@@ -30,6 +30,8 @@ class Problem(NamedTuple):
         True if 16-byte copies can read A, and B, along their contiguous axis, whatever its extent.
     a_contiguous, b_contiguous : bool
         True if A, and B, have a contiguous axis.
+    c_pairs : bool
+        True if rows of C begin at multiples of eight bytes.
     a_narrow, b_narrow : bool
         True if `rows_in_registers` computes in the precision, and reads A, and B of the transpose, of BF16 as it is.
     by_columns : bool
@@ -57,6 +59,7 @@ class Problem(NamedTuple):
     b_vectors: bool = True
     a_contiguous: bool = True
     b_contiguous: bool = True
+    c_pairs: bool = True
     a_narrow: bool = False
     b_narrow: bool = False
     by_columns: bool = False

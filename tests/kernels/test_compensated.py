@@ -155,6 +155,19 @@ def test_special_values(name: str, special: str) -> None:
     assert np.array_equal(got[1], np.full(3, expected), equal_nan=True)
 
 
+def test_special_values_in_tiles_that_reach_beyond_c() -> None:
+    """`stream_k` computes sums that are infinite or NaN again, in every thread tile, and no others."""
+    generator = np.random.default_rng(8)
+    a, b = (generator.standard_normal(extents).astype(np.float32) for extents in ((70, 37), (37, 45)))
+    plain = multiply(TILES["wide"], a, b)
+    a[5, 30], a[69], b[2, 44] = np.nan, np.inf, -np.inf
+    with np.errstate(invalid="ignore"):
+        expected = a.astype(np.float64) @ b
+    got, numbers = multiply(TILES["wide"], a, b), np.isfinite(expected)
+    np.testing.assert_array_equal(got[~numbers], expected[~numbers].astype(np.float32))
+    np.testing.assert_array_equal(got[numbers], plain[numbers])
+
+
 @pytest.mark.parametrize("special", [*SPECIAL, "none"])
 @pytest.mark.parametrize("blocks", [2, 5, 40])
 def test_blocks_share_a_sum(blocks: int, special: str) -> None:

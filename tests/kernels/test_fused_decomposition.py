@@ -264,6 +264,24 @@ def test_a_batch(gap, accesses):
         np.testing.assert_allclose(c[i], a[i, : 5 * 8].reshape(5, 8) @ b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("layouts", "extra", "accesses"),
+    [
+        ("NN", 0, ("along4", "across4")),
+        ("TN", 0, ("across4", "across4")),
+        ("TT", 0, ("across1", "any")),
+        ("NN", 1, ("any", "across1")),
+        ("TN", 1, ("across1", "across1")),
+        ("NT", 1, ("any", "any")),
+        ("TT", 1, ("across1", "any")),
+    ],
+)
+def test_accesses(layouts, extra, accesses):
+    """By floats, neighbours along whichever axis is contiguous are copied together."""
+    a, b = dense(layouts[0], 32 + extra, 16 + extra), dense(layouts[1], 16 + extra, 24 + extra)
+    assert STAGE.accesses(Product(a, b, dense("N", 32 + extra, 24 + extra))) == accesses
+
+
 @simulated
 def test_an_epilogue_sees_every_element_once():
     a, b, c = filled(33, 5, 1), filled(5, 34, 2), np.full((33, 34), 2.0, np.float32)
