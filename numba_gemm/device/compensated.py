@@ -35,7 +35,8 @@ def compensated_sums(rows: int, columns: int, checked: bool = True):
 
     - ``clear(total)`` begins sums;
     - ``add_exactly(total, acc)`` adds the chunks, and leaves in ``acc`` what it rounded off, where the next chunk
-      starts. After infinity or NaN, that is zero: the difference of two infinities would make NaN of an infinite sum;
+      starts. After infinity or NaN, that is zero if `checked`: the difference of two infinities would make NaN of an
+      infinite sum. If not, such sums must be computed again, by `special_sums`;
     - ``finish(total, acc)`` sets ``acc`` to the sums.
     """
 
