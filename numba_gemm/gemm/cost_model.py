@@ -53,9 +53,11 @@ SHARED_RATE, LONE_RATE = 21.1, 138
 # Fraction of device memory's theoretical bandwidth that kernels reach, and factor by which bytes take longer in `thin`
 # if the contiguous axis of A is not k: its tiles have few neighbouring rows.
 MEMORY_EFFICIENCY, NARROW_ROWS = 0.85, 1.1
-# Operations that compensated sums take beside each multiply-add, registers per SM, floats that it converts to float64
-# per clock, and clocks until a lane's sum is added to those of others in float64.
-COMPENSATING, REGISTERS, WIDENED, WIDE_SUM = 1.5, 65536, 16, 6
+# Operations that compensated sums take beside each multiply-add, in `stream_k` and in `thin`; registers per SM; floats
+# that `thin` converts to float64 per clock, and clocks until a lane's sum is added to those of others in float64.
+COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 65536, 16, 6
+# Of `stream_k`: clocks per sum of a thread that a k-tile takes longer in a lone block; most blocks per SM.
+COMPENSATING_ALONE, MOST_COMPENSATED = 20, 4
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
 # Tiles along a row of C up to which those for a C of few columns are considered, and columns up to which `thin` is.
@@ -214,11 +216,14 @@ class Costs:
         lanes, finishing = FP32_LANES_PER_SM.get(cc, 128), 0.0
         full = config.BM * config.BN * config.BK / (lanes * rate.efficiency) * (1.0 if vectors else rate.floats)
         if compensated:
-            full += COMPENSATING * config.BM * config.BN * config.BK / lanes
-            if config.lanes_k > 1:
-                finishing = config.lanes_k * (config.BM * config.BN / WIDENED + WIDE_SUM)
-            registers = 96 + 2 * config.TM * config.TN  # about, per thread
-            rate = replace(rate, resident=min(rate.resident, REGISTERS // (config.threads * registers)))
+            sums, in_lanes = config.TM * config.TN, config.lanes_k > 1
+            full += (COMPENSATING_LANES if in_lanes else COMPENSATING) * config.BM * config.BN * config.BK / lanes
+            finishing = config.lanes_k * (config.BM * config.BN / WIDENED + WIDE_SUM) if in_lanes else 0.0
+            resident = min(rate.resident, REGISTERS // (config.threads * (96 + 2 * sums)))  # about, of registers
+            if not in_lanes and sums >= 32:
+                resident = min(resident, MOST_COMPENSATED)
+            alone = rate.alone + (0 if in_lanes else COMPENSATING_ALONE * sums)
+            rate = replace(rate, alone=alone, resident=resident)
         self.stage, self.config, self.rate, self.sms = stage, config, rate, sm_count
         self._undivided = compensated and config.lanes_k == 1  # then the parts of a sum cannot be added
         # Clocks of a k-tile per block, by the number of resident blocks.

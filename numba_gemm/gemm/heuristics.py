@@ -24,7 +24,7 @@ from .ladder_heuristics import best_of_ladder, ranked_ladder
 from .precision import tensor_stage
 from .problem import Choice, Problem
 from .stage_names import check_stage_precision, resolve
-from .tensor_heuristics import FUSED_ACCESS, FUSED_VECTORS
+from .tensor_heuristics import FUSED_ACCESS, FUSED_VECTORS, ROWS_FLOATS
 
 TF32_TMA, ROWS, FUSED = (TENSOR_STAGES[name] for name in ("tf32_tma", "rows_in_registers", "fused_decomposition"))
 TIMED = "bf16x6", (9, 0)  # where `ROWS` and `FUSED` were timed
@@ -63,6 +63,9 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         b_along=b.row_stride == FLOAT32_BYTES and b.col_stride != FLOAT32_BYTES,
         a_vectors=a_whole and (a_aligned or a.aligned_rows or a.transposed.aligned_rows),
         b_vectors=b_whole and (b_aligned or b.aligned_rows or b.transposed.aligned_rows),
+        a_contiguous=FLOAT32_BYTES in (a.row_stride, a.col_stride),
+        b_contiguous=FLOAT32_BYTES in (b.row_stride, b.col_stride),
+        c_pairs=(c.row_stride | c.offset | batch.c[0] | batch.c[1] | batch.c[2]) % (2 * FLOAT32_BYTES) == 0,
         a_narrow=narrow and product.narrow_a,
         b_narrow=narrow and product.transposed.narrow_a,
         by_columns=c.row_stride == FLOAT32_BYTES and c.col_stride != FLOAT32_BYTES,
@@ -85,13 +88,13 @@ def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
 
 
 def _ranked_rows(wanted: Problem, most: int | None = None, columns: tuple[float, float] = (inf, inf)) -> list[Choice]:
-    """Return candidates of `ROWS` that copy 16 bytes at a time, as is and as the transpose.
+    """Return candidates of `ROWS` that read a contiguous axis, as is and as the transpose.
 
     They have up to `columns`, unless the operand that is not decomposed is of BF16.
     """
-    as_is = wanted.a_narrow or (wanted.a_vectors and wanted.n <= columns[0])
+    as_is = wanted.a_narrow or (wanted.a_contiguous and wanted.n <= columns[0])
     found = _ranked_tensor(wanted, ROWS, most) if as_is else []
-    turns = wanted.b_narrow or (wanted.b_vectors and wanted.m <= columns[1])
+    turns = wanted.b_narrow or (wanted.b_contiguous and wanted.m <= columns[1])
     turns = turns and not wanted.epilogue  # which is given rows and columns of C
     turned = _ranked_tensor(wanted.swapped, ROWS, most) if turns else []
     return _sooner_first(found, [one._replace(swapped=True) for one in turned], wanted) if turned else found
@@ -126,11 +129,12 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     k, matrices, precision, tma = wanted.k, wanted.matrices, wanted.precision, wanted.tma
     sm_count, clock_hz, bandwidth = wanted.sm_count, wanted.clock_hz, wanted.memory_bandwidth
     before, of_a = 0.0, 0 if stage is ROWS else matrices
+    slower = 1.0 if stage is not ROWS or wanted.a_vectors or wanted.a_narrow else ROWS_FLOATS
     if not isinstance(stage, TmaStage):
         before = tensor_heuristics.decomposition_seconds(precision, m, n, k, of_a, matrices, bandwidth)
     dividing = only is None and tma and k >= LONG_SUM and m * n * matrices <= sm_count * FEW_TILES_ELEMENTS
     found = [
-        Choice(stage, config, partition, False, LAUNCH + (before + seconds) * clock_hz, "", precision)
+        Choice(stage, config, partition, False, LAUNCH + (before + seconds * slower) * clock_hz, "", precision)
         for seconds, config, partition in tensor_heuristics.seconds_of(
             stage,
             precision,
@@ -152,8 +156,8 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
         others = _ranked_rows(wanted, most, ROWS_SHORT_COLUMNS if k < LONG_SUM else ROWS_COLUMNS)
         found = _sooner_first(found, others, wanted) if others else found
     if only is None and timed and k < LONG_SUM:  # `FUSED` does not divide longer sums
-        slower = FUSED_VECTORS if wanted.vectors else FUSED_ACCESS[wanted.a_along + wanted.b_along]
-        seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count, slower)
+        access = FUSED_VECTORS if wanted.vectors else FUSED_ACCESS[wanted.a_contiguous + wanted.b_contiguous]
+        seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count, access)
         fused = Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)
         found = _sooner_first(found, [fused], wanted)
     if dividing:
@@ -176,9 +180,7 @@ def _by_floats(choice: Choice, wanted: Problem) -> Choice:
     if choice.partition is not None:  # partial sums are written in pairs
         return choice
     m, n, matrices, sm_count = wanted.m, wanted.n, wanted.matrices, wanted.sm_count
-    # C is taken to be aligned where A or B is.
-    on_boundaries = wanted.vectors or wanted.a_vectors or wanted.b_vectors
-    in_pairs = on_boundaries and n % 2 == 0 and not wanted.by_columns and not wanted.epilogue
+    in_pairs = wanted.c_pairs and not wanted.by_columns and not wanted.epilogue
     seconds = tensor_heuristics.by_floats_seconds(choice.config, m, n, matrices, sm_count, in_pairs)
     return choice._replace(clocks=choice.clocks + seconds * wanted.clock_hz)
 

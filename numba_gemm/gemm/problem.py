@@ -28,6 +28,10 @@ class Problem(NamedTuple):
         True if k is the contiguous axis of A, and of B.
     a_vectors, b_vectors : bool
         True if 16-byte copies can read A, and B, along their contiguous axis, whatever its extent.
+    a_contiguous, b_contiguous : bool
+        True if A, and B, have a contiguous axis.
+    c_pairs : bool
+        True if rows of C begin at multiples of eight bytes.
     a_narrow, b_narrow : bool
         True if `rows_in_registers` computes in the precision, and reads A, and B of the transpose, of BF16 as it is.
     by_columns : bool
@@ -53,6 +57,9 @@ class Problem(NamedTuple):
     b_along: bool = False
     a_vectors: bool = True
     b_vectors: bool = True
+    a_contiguous: bool = True
+    b_contiguous: bool = True
+    c_pairs: bool = True
     a_narrow: bool = False
     b_narrow: bool = False
     by_columns: bool = False
@@ -79,6 +86,8 @@ class Problem(NamedTuple):
             b_along=self.a_along,
             a_vectors=self.b_vectors,
             b_vectors=self.a_vectors,
+            a_contiguous=self.b_contiguous,
+            b_contiguous=self.a_contiguous,
             a_narrow=self.b_narrow,
             b_narrow=self.a_narrow,
             by_columns=not self.by_columns,

@@ -61,7 +61,8 @@ NARROW_ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
 # Factors by which tiles take longer with stepwise sums: those of `persistent`, with several for each multiprocessor and
 # with at most one; and those of `rows_in_registers`. These, `FUSED_ACCESS`, `STEPWISE_END`, `STEPWISE_ADDING` and
 # `WRITE_ONE` are fitted to 1,151 candidates for 73 products of 167 to 1,000 terms on an H100.
-STEPWISE, ROWS_STEPWISE = (1.3, 1.75), 1.15
+STEPWISE, ROWS_STEPWISE = (1.38, 1.75), 1.15
+ROWS_FLOATS = 1.2  # factor by which products of `rows_in_registers` take longer if A is copied float by float
 # The same for operands that tensor maps describe.
 TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128): 275.0, (64, 64): 165.0}
 # TFLOP/s of an H200 at 16384 cubed, decomposition included; of short sums at 4096x4096x768.
@@ -89,9 +90,9 @@ ADDING, STEPWISE_ADDING, PARTIALS_RATE, CLEAR_MARGIN = 1.3e-6, 2.3e-6, 2.2e12, 1
 SPLIT_TILES, SPLIT_TERMS = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128)), 192
 # Seconds that the first configuration of `fused_decomposition` takes in bf16x6: for the product, for each tile of a
 # multiprocessor, for each term of a sum, and for each term of each tile. Fitted to 180 random products on an H100
-# (docs/experiments.md). Terms take longer if the operands allow no vectors, by how many have k as contiguous axis.
+# (docs/experiments.md). Terms take longer if the operands allow no vectors, by how many have a contiguous axis.
 FUSED_PRODUCT, FUSED_TILE, FUSED_TERM, FUSED_TILE_TERM = 1.0e-6, 0.59e-6, 2.9e-9, 12.5e-9
-FUSED_VECTORS, FUSED_ACCESS = 0.73, (1.55, 1.16, 0.76)
+FUSED_VECTORS, FUSED_ACCESS = 0.73, (1.55, 1.16, 0.8)
 WRITE_ONE = 0.35e-9  # seconds that a warpgroup's kernel takes for each element of a tile that it cannot write in pairs
 
 
@@ -154,8 +155,8 @@ def seconds_of(
     """
     rows, cols = (n, m) if tma == "NN" and isinstance(stage, TmaStage) else (m, n)
     own, decomposed, slot_k, rated = _rated(stage, precision, k < LONG_SUM, narrow_a)
-    flops_by_area = 2.0 * (k if k > slot_k else slot_k) * sm_count
-    slots, adding = -(-k // slot_k), STEPWISE_ADDING if own.stepwise else ADDING
+    slots, adding = -(-k // slot_k) or 1, STEPWISE_ADDING if own.stepwise else ADDING
+    flops_by_area = 2.0 * slots * slot_k * sm_count
     whole_rows = isinstance(stage, TensorStage) and stage.reads_rows
     least = (
         copy_seconds(matrices * m * k * ITEM_BYTES[BFLOAT16 if narrow_a else FLOAT32], bandwidth) if whole_rows else 0.0

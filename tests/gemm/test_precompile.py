@@ -31,10 +31,21 @@ LONG = {  # for long sums
         for tile in ("128x64-c2p1", "64x64-c1p1")
         for way in ("along", "across")
     ),
+    *(  # of operands that are not aligned
+        f"rows_in_registers_bf16x6_{which}"
+        for which in ("128x64-c2p1_across1", "64x64-c1p1_across1", "stepwise_64x64-c1p1_across1")
+    ),
+    *(f"rows_in_registers_bf16x6_stepwise_{tile}_any" for tile in ("128x64-c2p1", "64x64-c1p1")),
 }
 FUSED = {  # for short sums only
     f"fused_decomposition_bf16x6_stepwise_32x32x64-4x8-w32x32-k4-s3_{a}_{b}"
-    for a, b in (("along4", "along4"), ("along4", "across4"), ("across4", "across4"), ("any", "any"))
+    for a, b in (
+        ("along4", "along4"),
+        ("along4", "across4"),
+        ("across4", "across4"),
+        ("any", "across1"),
+        ("across1", "any"),
+    )
 }
 MAPPED = ("128x256-c2p1", "128x192-c2p1", "128x128-c2p1", "64x128-c1p1", "64x64-c1p1")
 
@@ -93,7 +104,7 @@ def test_kernels_of_a_precision(precision, fetched):
     compensated = {name for name in names if name.endswith("_compensated")}
     assert set(names) - compensated == EXPECTED[precision]
     assert {name.partition("_")[0] for name in compensated} == ({"stream", "thin"} if precision == "bf16x6" else set())
-    assert len(names) == len(set(names)) == len(report) <= 52, "each is fetched once"
+    assert len(names) == len(set(names)) == len(report) <= 62, "each is fetched once"
     assert {cc for _, cc in fetched} == {H200}
     assert [one.origin for one in report] == ["cache"] + ["compiler"] * (len(report) - 1)
     for name, one in zip(names, report, strict=True):
@@ -108,7 +119,7 @@ def test_tensor_cores_have_few_kernels(fetched):
     """Beside those of float32 multiply-adds, which have compensated sums."""
     precompile(cc=H200, precision=TENSOR_PRECISIONS)
     assert len(set(fetched)) == len(fetched)
-    assert len([name for name, _ in fetched if not name.endswith("_compensated")]) <= 56
+    assert len([name for name, _ in fetched if not name.endswith("_compensated")]) <= 62
 
 
 def test_compensated_kernels_of_a_stage(fetched):

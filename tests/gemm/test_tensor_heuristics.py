@@ -106,7 +106,8 @@ def test_short_sums_are_summed_afresh_step_by_step():
 def test_layouts_by_which_fused_decomposition_is_slower(monkeypatch):
     monkeypatch.setattr(precision_names, "SIMULATOR", False)
     wanted = Problem(60, 600, 300, precision="bf16x6")
-    ways = [{}, *({"vectors": False, "a_along": a, "b_along": b} for a in (True, False) for b in (True, False))]
+    contiguous = [{"a_contiguous": a, "b_contiguous": b} for a in (True, False) for b in (True, False)]
+    ways = [{}, *({"vectors": False, **one} for one in contiguous)]
     ways = [{"aligned": False, "a_vectors": False, "b_vectors": False, **way} if way else way for way in ways]
     found = [heuristics.ranked(wanted._replace(**way)) for way in ways]
     clocks = [next(one.clocks for one in ranked if one.stage.name == "fused_decomposition") for ranked in found]

@@ -28,7 +28,11 @@ THIN = {
     "8 lanes": STAGES["thin"].test_config,
     "row": _lanes(1, 1, 1, 1, 8),
 }
-TILES = {"8x4": _moving(32, 32, 8, 8, 4, 32, 32), "4x4": _moving(32, 32, 16, 4, 4, 16, 32)}
+TILES = {
+    "8x4": _moving(32, 32, 8, 8, 4, 32, 32),
+    "4x4": _moving(32, 32, 16, 4, 4, 16, 32),
+    "wide": _moving(32, 64, 16, 8, 4, 32, 32),
+}
 CONFIGS = THIN | TILES
 U = accuracy.UNIT_ROUNDOFF
 
@@ -88,8 +92,8 @@ def test_terms_that_plain_sums_lose(name: str) -> None:
 
 @pytest.mark.parametrize("by_floats", [False, True])
 @pytest.mark.parametrize("name", TILES)
-def test_chunks_have_four_terms(name: str, by_floats: bool) -> None:
-    """A one and all terms after it, each half a unit in its last place: only three of its chunk are lost."""
+def test_chunks_have_few_terms(name: str, by_floats: bool) -> None:
+    """A one and all terms after it, each half a unit in its last place: only five of its chunk are lost."""
     k = 2 * TILES[name].BK
     a, b = np.zeros((k // 4, k + by_floats), np.float32)[:, :k], np.ones((k, 4), np.float32)
     if by_floats:  # copies are spread over the first k-steps
@@ -97,7 +101,7 @@ def test_chunks_have_four_terms(name: str, by_floats: bool) -> None:
     for i in range(k // 4):
         a[i, 4 * i], a[i, 4 * i + 1 :] = 1.0, U
     errors = np.abs(multiply(TILES[name], a, b) - a.astype(float) @ b.astype(float))
-    assert errors.max() <= 4 * U
+    assert errors.max() <= 6 * U
 
 
 def test_plain_sums_grow_where_compensated_ones_do_not() -> None:
@@ -151,6 +155,19 @@ def test_special_values(name: str, special: str) -> None:
     assert np.array_equal(got[1], np.full(3, expected), equal_nan=True)
 
 
+def test_special_values_in_tiles_that_reach_beyond_c() -> None:
+    """`stream_k` computes sums that are infinite or NaN again, in every thread tile, and no others."""
+    generator = np.random.default_rng(8)
+    a, b = (generator.standard_normal(extents).astype(np.float32) for extents in ((70, 37), (37, 45)))
+    plain = multiply(TILES["wide"], a, b)
+    a[5, 30], a[69], b[2, 44] = np.nan, np.inf, -np.inf
+    with np.errstate(invalid="ignore"):
+        expected = a.astype(np.float64) @ b
+    got, numbers = multiply(TILES["wide"], a, b), np.isfinite(expected)
+    np.testing.assert_array_equal(got[~numbers], expected[~numbers].astype(np.float32))
+    np.testing.assert_array_equal(got[numbers], plain[numbers])
+
+
 @pytest.mark.parametrize("special", [*SPECIAL, "none"])
 @pytest.mark.parametrize("blocks", [2, 5, 40])
 def test_blocks_share_a_sum(blocks: int, special: str) -> None:
@@ -190,7 +207,7 @@ def test_tiles_do_not_share_sums() -> None:
 def test_large_tiles_have_no_compensated_sums() -> None:
     config = _moving(64, 128, 16, 8, 8, 32, 64)
     assert not compensates(config)
-    with pytest.raises(ValueError, match="compensated sums: square tiles, at most 32 per thread"):
+    with pytest.raises(ValueError, match="compensated sums: BN >= 32, at most 32 per thread"):
         multiply(config, np.ones((8, 64), np.float32), np.ones((64, 8), np.float32))
 
 

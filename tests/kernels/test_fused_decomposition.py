@@ -249,7 +249,7 @@ def test_single_parts_behave_like_the_hardware(precision):
 
 
 @simulated
-@pytest.mark.parametrize(("gap", "accesses"), [(0, ("along4", "across4")), (1, ("any", "any"))])
+@pytest.mark.parametrize(("gap", "accesses"), [(0, ("along4", "across4")), (1, ("any", "across1"))])
 def test_a_batch(gap, accesses):
     """Matrices that are not whole vectors apart are copied by element; one operand is the same for all."""
     size = 5 * 8 + gap
@@ -262,6 +262,24 @@ def test_a_batch(gap, accesses):
     launch.launch(STAGE, CONFIG, 1.0, matrices[0], matrices[1], 0.0, matrices[2], precision="tf32x3", batch=batch)
     for i in range(3):
         np.testing.assert_allclose(c[i], a[i, : 5 * 8].reshape(5, 8) @ b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "extra", "accesses"),
+    [
+        ("NN", 0, ("along4", "across4")),
+        ("TN", 0, ("across4", "across4")),
+        ("TT", 0, ("across1", "any")),
+        ("NN", 1, ("any", "across1")),
+        ("TN", 1, ("across1", "across1")),
+        ("NT", 1, ("any", "any")),
+        ("TT", 1, ("across1", "any")),
+    ],
+)
+def test_accesses(layouts, extra, accesses):
+    """By floats, neighbours along whichever axis is contiguous are copied together."""
+    a, b = dense(layouts[0], 32 + extra, 16 + extra), dense(layouts[1], 16 + extra, 24 + extra)
+    assert STAGE.accesses(Product(a, b, dense("N", 32 + extra, 24 + extra))) == accesses
 
 
 @simulated
@@ -304,7 +322,7 @@ def test_public_functions():
         assert (np.abs(found - expected) <= 2.0**-14 * (np.abs(a) @ np.abs(b))).all()
     told = numba_gemm.explain(a, b, **options)
     assert (told.stage, told.launches, told.workspace_bytes) == ("fused_decomposition", 1, 0)
-    assert (told.a_access, told.b_access, told.tile) == ("any", "any", (32, 32, 64))
+    assert (told.a_access, told.b_access, told.tile) == ("any", "across1", (32, 32, 64))
     assert made.workspace_bytes == 0
 
 

@@ -91,6 +91,10 @@ def aligned_columns(x):
         ("across4", (3, 1), (0, 0), aligned_columns),
         ("across4", (0, 9), (0, 0), np.asfortranarray),
         ("any", (150, 83), (128, 64), np.ascontiguousarray),
+        *[("across1", (rows, 83), (128, 64), np.asfortranarray) for rows in (150, 161, 171, 300)],
+        ("across1", (150, 150), (128, 64), lambda x: np.asfortranarray(np.vstack([x, x]))[1:151]),
+        ("across1", (1, 1), (0, 0), np.asfortranarray),
+        ("across1", (0, 9), (0, 0), np.asfortranarray),
         ("any", (1, 1), (0, 0), np.ascontiguousarray),
         ("any", (70, 70), (0, 0), np.asfortranarray),
         ("along4", (9, 0), (0, 0), np.ascontiguousarray),
@@ -112,7 +116,7 @@ SPECIAL = [INF, -INF, float(np.finfo(np.float32).max), 2.0**-149, -(2.0**-130), 
 
 
 @simulated
-@pytest.mark.parametrize("access", ["along4", "across4"])
+@pytest.mark.parametrize("access", ["along4", "across4", "any", "across1"])
 @pytest.mark.parametrize("precision", PRECISIONS, ids=lambda precision: precision.name)
 def test_threads_hold_the_parts_that_a_decomposition_in_memory_makes(precision, access):
     """In the order of the matrix instruction, with the same bits; of a NaN, some part is NaN."""
@@ -121,7 +125,7 @@ def test_threads_hold_the_parts_that_a_decomposition_in_memory_makes(precision, 
     x *= np.float32(2) ** generator.integers(-60, 60, x.shape).astype(np.float32)
     x[::5, ::7] = np.resize(np.float32(SPECIAL), x[::5, ::7].shape)
     x[77, 13], x[5, 63] = NAN, np.uint32(0x7FFFFFFF).view(np.float32)
-    memory = copied(x if access == "along4" else np.asfortranarray(x), 128, access)
+    memory = copied(np.asfortranarray(x) if access.startswith("across") else x, 128, access)
     words, first_float = precision.parts * row_parts.WORDS, row_parts.first_floats(access, 128)
     decompose = row_parts.decompositions(precision.parts, precision.short, access, 128)
     found = np.full((precision.parts, *x.shape), NAN, np.float32)
@@ -248,7 +252,7 @@ def test_kernels_differ_by_the_access_to_a():
         "odd columns": "along4",
         "odd": "any",
         "columns": "across4",
-        "odd columns of A": "any",
+        "odd columns of A": "across1",
         "another B": "along4",
         "step": "any",
     }
@@ -345,12 +349,12 @@ def test_rows_that_copies_can_read(layouts, k, pitch, steps, expected):
 @pytest.mark.parametrize("m", [64, 512, 8192])
 def test_choice(monkeypatch, m):
     monkeypatch.setattr(numba_gemm.gemm.precision, "SIMULATOR", False)
-    gate = Problem(m, 64, 3072, b_vectors=False, precision="bf16x6")
+    gate = Problem(m, 64, 3072, b_contiguous=False, precision="bf16x6")
     named = heuristics.named("rows_in_registers", gate)
     assert named.stage is ROWS
     assert "B decomposed first" in named.reason
     assert (named.partition is not None) == ("divided among" in named.reason)
-    for other in ({"a_vectors": False}, {"n": 800}, {"precision": "bf16x3"}, {"k": 128}):
+    for other in ({"a_contiguous": False}, {"n": 800}, {"precision": "bf16x3"}, {"k": 128}):
         assert ROWS not in {choice.stage for choice in heuristics.ranked(gate._replace(**other))}, other
     assert heuristics.ranked(gate._replace(aligned=False, vectors=False)) == heuristics.ranked(gate)
     found = heuristics.ranked(gate)
@@ -365,7 +369,7 @@ def test_choice(monkeypatch, m):
 def test_choice_of_the_transpose(monkeypatch, n):
     """If A has few rows and B is stored along K, A is decomposed; never with an epilogue."""
     monkeypatch.setattr(numba_gemm.gemm.precision, "SIMULATOR", False)
-    wanted = Problem(64, n, 3072, a_vectors=False, b_vectors=True, precision="bf16x6")
+    wanted = Problem(64, n, 3072, a_contiguous=False, precision="bf16x6")
     found, turned = heuristics.ranked(wanted), heuristics.ranked(wanted.swapped)
     assert [one for one in found if one.swapped] == [one._replace(swapped=True) for one in turned if one.stage is ROWS]
     assert all(one.swapped == (one.stage is ROWS) for one in found)
@@ -373,7 +377,7 @@ def test_choice_of_the_transpose(monkeypatch, n):
     named = heuristics.named("rows_in_registers", wanted)
     assert named.swapped
     assert "computed as the transpose, A decomposed first" in named.reason
-    for other in ({"epilogue": True}, {"m": 129}, {"b_vectors": False}, {"precision": "bf16x3"}, {"k": 128}):
+    for other in ({"epilogue": True}, {"m": 129}, {"b_contiguous": False}, {"precision": "bf16x3"}, {"k": 128}):
         assert ROWS not in {choice.stage for choice in heuristics.ranked(wanted._replace(**other))}, other
     as_is = heuristics.named("rows_in_registers", wanted._replace(epilogue=True))
     assert (as_is.stage, as_is.swapped) == (ROWS, False)
@@ -382,7 +386,7 @@ def test_choice_of_the_transpose(monkeypatch, n):
 
 @given(
     st.tuples(*[st.integers(1, 1000) | st.integers(1, 20_000)] * 2, st.integers(1000, 20_000), st.integers(1, 9)),
-    st.fixed_dictionaries({name: st.booleans() for name in ("a_vectors", "b_vectors", "epilogue")}),
+    st.fixed_dictionaries({name: st.booleans() for name in ("a_vectors", "a_contiguous", "b_contiguous", "epilogue")}),
 )
 def test_the_best_choice_is_the_first(extents, properties):
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -407,8 +411,8 @@ def test_no_product_is_expected_sooner_than_a_can_be_read():
         pytest.param(index, precision, access, marks=[pytest.mark.exhaustive] * (index > 0 or access != "along4"))
         for index in range(len(ROWS.configs))
         for precision in ("bf16x6", "bf16x6_stepwise", "bf16x3", "bf16x9")
-        for access in ("along4", "across4", "any")
-        if access != "any" or precision == "bf16x6"
+        for access in ("along4", "across4", "across1", "any")
+        if access.endswith("4") or precision.startswith("bf16x6")
     ],
 )
 def test_compiled_kernels_hold_the_rows_in_registers(index, precision, access):
@@ -419,9 +423,10 @@ def test_compiled_kernels_hold_the_rows_in_registers(index, precision, access):
     assert "C75" not in row["log"], f"ptxas puts products one after the other: {row['log']}"
     assert row["taken"] == row["passed"], "a launch passes other parameters"
     assert opcodes["HGMMA"] == 2 * 4 * products, "two slots a turn"
-    assert opcodes["LDS"] == 3 * (32 if access == "across4" else 16), "of the first slot, and of two in a turn"
+    assert opcodes["LDS"] == 3 * (32 if access.startswith("across") else 16), "of the first slot, and of two in a turn"
     assert opcodes["UBLKCP"] == parts
-    assert opcodes["LDGSTS"] == row_parts.AT_ONCE
+    copies = row_parts.copies_at_once(access, ROWS.configs[index].BM)
+    assert opcodes["LDGSTS"] == copies if access.endswith("4") else opcodes["LDGSTS"] >= 2 * copies
     assert opcodes.get("STS", 0) == 0
     assert opcodes.get("USETMAXREG", 0) == (2 if row["claim"] else 0)
 

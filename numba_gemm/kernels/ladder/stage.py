@@ -177,9 +177,11 @@ FEW_TERMS = 8  # of a sum, for which plain multiply-adds keep the bound, see `nu
 
 
 def compensates(config: TileConfig) -> bool:
-    """Return True if a configuration has compensated sums: it has registers for them; in `stream_k`, square tiles."""
-    sums, in_lanes = config.TM * config.TN, config.lanes_k > 1
-    return sums <= 32 if config.BM == config.BN else in_lanes and sums <= (64 if config.BM > config.BN else 32)
+    """Return True if a configuration has compensated sums: it has registers for them, and tiles that are not narrow."""
+    sums = config.TM * config.TN
+    if config.lanes_k > 1:
+        return sums <= (64 if config.BM > config.BN else 32)
+    return sums <= 32 <= config.BN
 
 
 def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:

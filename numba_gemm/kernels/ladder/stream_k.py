@@ -7,7 +7,8 @@ Idea: basic_stream_k with a tile loader for each of five layouts, which makes tr
     blocks share a tile, another kernel adds their parts (`add_parts`): one block would read one after the other. The
     main loop also multiplies the last k-tile, and switches off its loads by a predicate; that of basic_stream_k
     multiplies it after the loop. With few tiles, equal shares are split-K (see `device.partition`).
-    In "bf16x6", small tiles have compensated sums, see `device.compensated`; blocks do not share these.
+    In "bf16x6", small tiles have sums that are compensated after every six k-steps, see `device.compensated`; blocks do
+    not share these.
 Traffic: the same, plus at most two partial tiles per block, written and read.
 Registers and shared memory: those of basic_stream_k, and in "bf16x6" twice the accumulators.
 Measured: 56.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.11 of cuBLAS SGEMM and 1.02 times basic_stream_k; 253
@@ -24,7 +25,7 @@ from numba import cuda, float32, int32, int64, uint32
 from ...device.access import covers
 from ...device.address import col_step, pinned, shared_address, shared_load4, transposed
 from ...device.async_copy import commit_group, wait_group
-from ...device.compensated import compensated_sums
+from ...device.compensated import compensated_sums, special_sums
 from ...device.matrix import shifted
 from ...device.outer_product import outer_product
 from ...device.partition import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
@@ -56,7 +57,7 @@ def build(config, variant):
             "copies cover A's tile": covers(variant.a, BM, BK, THREADS),
             "copies cover B's tile": covers(variant.b, BN, BK, THREADS),
             "two slots": config.slots == 2,
-            "compensated sums: square tiles, at most 32 per thread": compensates(config) or not variant.compensated,
+            "compensated sums: BN >= 32, at most 32 per thread": compensates(config) or not variant.compensated,
             "pads % 4 == 0": config.pad % 4 == 0 and config.pad_b % 4 == 0,
             "dynamic shared memory": config.dynamic,
             "a staged C fits into the tiles": FLOAT32_BYTES * (THREADS // WARP) * WARP_FLOATS <= 2 * SLOT,
@@ -86,7 +87,8 @@ def build(config, variant):
     DOUBLED = COMPENSATED and TM * TN >= 32  # many more sums than fit the registers of min_blocks blocks
     BOUNDS = (THREADS,) if DOUBLED else config.launch_bounds
     TOTALS = (TM, TN) if COMPENSATED else (1, 1)
-    clear, add_exactly, finish = compensated_sums(TM, TN)
+    clear, add_exactly, finish = compensated_sums(TM, TN, checked=False)
+    compute_special = special_sums(TM, TN, LANES_M, LANES_N)
     AT_ONCE = parts_at_once(config)
     store_row = row_store(TN, 4 * LANES_N, variant.c_aligned)
     # Without an epilogue, small tiles are stored faster directly.
@@ -212,15 +214,13 @@ def build(config, variant):
                     fetch(to_a, to_b, 3)
                     step(tiles, a_at, b_at, 2, a_odd, b_odd, a_even, b_even, acc)
                     a_at, b_at = uint32(a_at + 8 * A_PITCH), uint32(b_at + 8 * B_PITCH)
-                    if COMPENSATED:
-                        add_exactly(total, acc)
                 commit_group()
                 p = uint32(SPREAD)
                 while p < uint32(BK // 2 - 1):
                     step(tiles, a_at, b_at, 1, a_even, b_even, a_odd, b_odd, acc)
                     step(tiles, a_at, b_at, 2, a_odd, b_odd, a_even, b_even, acc)
                     a_at, b_at = uint32(a_at + 8 * A_PITCH), uint32(b_at + 8 * B_PITCH)
-                    if COMPENSATED and p % uint32(2) == uint32(1):  # after every four k-steps
+                    if COMPENSATED and p % uint32(3) == uint32(2):  # after every six k-steps
                         add_exactly(total, acc)
                     p = uint32(p + 1)
                 for i in range(A_ADDRESSES):
@@ -241,9 +241,10 @@ def build(config, variant):
                     add_exactly(total, acc)
             if COMPENSATED:
                 finish(total, acc)
+                compute_special(total, acc, x, y, block_row + row, block_col + col, a_even, b_even)
 
             complete = True
-            if uint32(last - first) < k_tiles:
+            if not COMPENSATED and uint32(last - first) < k_tiles:
                 lead = owner(partition, uint32(index * k_tiles))
                 parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
                 mine = part_slot(partition, index, lead, uint32(block - lead))

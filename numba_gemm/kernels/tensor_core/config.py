@@ -214,8 +214,8 @@ class TensorVariant(NamedTuple):
     batched : bool
         True if the grid's y axis counts matrices of a batch.
     rows : str
-        Access to rows of A that are not decomposed, "along4", "across4", "any", or "along8" for BF16; empty if they
-        are.
+        Access to rows of A that are not decomposed, "along4", "across4", "across1", "any", or "along8" for BF16;
+        empty if they are.
     """
 
     precision: TensorPrecision

@@ -18,7 +18,8 @@ from .precision import TENSOR_PRECISIONS, TensorPrecision
 from .stage import precision_for
 
 SIGNATURE = Code("tensor_core.signatures", "fused_signature")
-VECTORS, ANY = ("along4", "across4"), "any"  # accesses to an operand's tiles, see `numba_gemm.device.access`
+# Accesses to an operand's tiles, see `numba_gemm.device.access`: in vectors, and by floats.
+VECTORS, FLOATS, ANY = ("along4", "across4"), ("across1",), "any"
 
 
 class FusedVariant(NamedTuple):
@@ -29,7 +30,7 @@ class FusedVariant(NamedTuple):
     precision : TensorPrecision
         Precision.
     a, b : str
-        Access to the operands' tiles, in vectors or "any" for both; that of B is to its transpose.
+        Access to the operands' tiles, in vectors or by floats for both; that of B is to its transpose.
     epilogue : callable or None
         Device function ``(value, row, col, *vectors)`` applied to each element of C.
     vectors : int
@@ -81,8 +82,11 @@ class FusedStage(Stage):
         """
         _, _, a_step = product.batch.a
         _, _, b_step = product.batch.b
-        found = access_of(VECTORS, product.a, a_step), access_of(VECTORS, product.b.transposed, b_step)
-        return (ANY, ANY) if ANY in found or found == VECTORS[::-1] else found
+        of_a, of_b = (product.a, a_step), (product.b.transposed, b_step)
+        found = access_of(VECTORS, *of_a), access_of(VECTORS, *of_b)
+        if ANY in found or found == VECTORS[::-1]:
+            return access_of(FLOATS, *of_a), access_of(FLOATS, *of_b)
+        return found
 
     def kernel(self, config: TileConfig, product: Product, precision: str = "") -> Kernel:
         """Return the kernel that multiplies operands of these layouts."""

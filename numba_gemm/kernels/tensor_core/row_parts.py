@@ -2,8 +2,8 @@
 
 A slot has 64 k of each row, as floats. If k is the contiguous axis, a row has 256 bytes, whose 16-byte chunks are
 permuted by XOR with twice the row, so that the 64-bit loads of a half warp use all banks. If rows are stored across
-(access "across4"), the tile's rows of one k follow each other; groups of eight rows are permuted by XOR with half of k,
-so that the 32-bit loads of a warp, eight rows of four k, use all banks.
+(access "across4", or "across1" by single floats), the tile's rows of one k follow each other; groups of eight rows are
+permuted by XOR with half of k, so that the 32-bit loads of a warp, eight rows of four k, use all banks.
 
 A thread holds two rows, eight apart, in the order in which a matrix instruction takes its first operand from registers.
 Each 32-bit word of a part is of two k.
@@ -26,7 +26,8 @@ from .accumulate import STEPS
 from .config import GROUP_ROWS, NARROW, ROW_BYTES, WARPGROUP
 
 TERMS = ROW_BYTES // 2  # of a row in a slot
-AT_ONCE = 4  # copies of a thread
+AT_ONCE = 4  # copies of a thread, or more
+PERMUTED = 8  # rows, or k if rows are stored across, after which the permutation repeats
 WORDS = 4 * STEPS  # of a thread's two rows in a slot, for each part
 FLOATS = 2 * WORDS
 
@@ -56,7 +57,12 @@ def positions(access: str, extent: int):
         place = uint32(uint32(row) ^ uint32(k // uint32(2) % uint32(4) * uint32(8)))
         return uint32(k * uint32(4 * extent) + place * uint32(4))
 
-    return {NARROW: narrow, "across4": across}.get(access, along)
+    return narrow if access == NARROW else across if access.startswith("across") else along
+
+
+def copies_at_once(access: str, extent: int) -> int:
+    """Return the copies that a thread makes in one iteration, after which the permutation is the same."""
+    return max(AT_ONCE, PERMUTED * extent // WARPGROUP) if access == "across1" else AT_ONCE
 
 
 @lru_cache(maxsize=8)
@@ -66,14 +72,15 @@ def row_copies(access: str, extent: int):
     It starts copying a tile of `extent` rows and 64 k of x to the address `at`; what is not in x becomes zeros. A copy
     of 16 bytes at an edge of x reads as many as there are.
     """
-    ACROSS = access == "across4"
-    WIDTH = {"any": 1, NARROW: 8}.get(access, 4)  # elements per copy
+    ACROSS = access.startswith("across")
+    WIDTH = {"any": 1, "across1": 1, NARROW: 8}.get(access, 4)  # elements per copy
     PITCH = pitch_of(access)
     ITEM = PITCH // TERMS
     INNER, OUTER = (extent // WIDTH, TERMS) if ACROSS else (TERMS // WIDTH, extent)  # copies along both axes
     NEXT = WARPGROUP // INNER  # rows, or k if they are stored across, from a copy of a thread to its next one
     STRIDE = 4 * extent if ACROSS else PITCH
-    TURNS = tuple((i * NEXT // 2 if ACROSS else i * NEXT) % 4 << 5 for i in range(AT_ONCE))
+    COPIES = copies_at_once(access, extent)
+    TURNS = tuple((i * NEXT // 2 if ACROSS else i * NEXT) % 4 << 5 for i in range(COPIES))
     copy, position = copy4_of if WIDTH == 1 else copy16_of, positions(access, extent)
 
     @device_function
@@ -88,14 +95,21 @@ def row_copies(access: str, extent: int):
         step = NEXT * (col_step(x) if ACROSS else row_step(x))
         to = uint32(at + position(row, own_k))
         end = uint32(to + extent * PITCH)
+        if WIDTH == 1 and size == int32(ITEM) and rest >= int32(OUTER):  # fewer instructions per copy
+            while to < end:
+                for i in range(COPIES):
+                    turned = uint32(to ^ uint32(TURNS[i]))
+                    copy(memory, uint32(turned + i * NEXT * STRIDE), x, address, int32(ITEM))
+                    address += step
+                to = uint32(to + COPIES * NEXT * STRIDE)
         while to < end:  # unrolled in full, it would take more registers than a thread that fetches has
-            for i in range(AT_ONCE):
+            for i in range(COPIES):
                 turned = uint32(to ^ uint32(TURNS[i]))
                 inside = rest > int32(i * NEXT)
                 copy(memory, uint32(turned + i * NEXT * STRIDE), x, address + i * step, size if inside else int32(0))
-            address += AT_ONCE * step
-            to = uint32(to + AT_ONCE * NEXT * STRIDE)
-            rest = int32(rest - AT_ONCE * NEXT)
+            address += COPIES * step
+            to = uint32(to + COPIES * NEXT * STRIDE)
+            rest = int32(rest - COPIES * NEXT)
 
     return fetch
 
@@ -143,7 +157,7 @@ def row_loads(access: str, extent: int):
                 floats[4 * word + i] = shared_load1(memory, uint32(at + uint32(4 * extent * (8 * word + i))))
                 floats[4 * word + 2 + i] = shared_load1(memory, uint32(lower + uint32(4 * extent * (8 * word + i))))
 
-    return across if access == "across4" else along
+    return across if access.startswith("across") else along
 
 
 @device_function

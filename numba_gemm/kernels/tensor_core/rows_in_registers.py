@@ -15,7 +15,7 @@ Registers and shared memory: three sums of a warpgroup's tile; the parts of a sl
     bf16x6 needs three products instead of six.
 Limits: blocks with different columns of the same rows decompose the same elements, so a B of many columns is better
     multiplied by `persistent`. Rows of A, or columns if it is stored by columns, that do not start at multiples of 16
-    bytes are copied float by float.
+    bytes are copied float by float: neighbouring threads copy neighbours, but in four times as many copies.
 """
 
 from functools import cache, lru_cache

@@ -206,9 +206,9 @@ class TensorStage(Stage):
             return NARROW
         converted = product.converted
         a, step = converted.a, converted.batch.a[-1]
-        if step % VECTOR_BYTES:
-            return "any"
-        return "along4" if a.aligned_rows else "across4" if a.transposed.aligned_rows else "any"
+        if step % VECTOR_BYTES == 0 and (a.aligned_rows or a.transposed.aligned_rows):
+            return "along4" if a.aligned_rows else "across4"
+        return "across1" if a.row_stride == FLOAT32_BYTES and a.col_stride != FLOAT32_BYTES else "any"
 
     def shares(self, config: TensorConfig, product: Product, precision: str, partition: Partition | None) -> int:
         """Return the number of blocks among which a partition divides each sum."""
