@@ -75,13 +75,13 @@ def chunk_loader(
         return uint32(4 * (uint32(row) * pitch + uint32(k)))
 
     @device_function
-    def further(first, row, k, i):
-        """Bytes from the start of a chunk to the i-th place along the outer axis, `first` being those to (row, k)."""
+    def further(first, i):
+        """Bytes from the start of a chunk to the i-th place along the outer axis, `first` being those to the first."""
         if not ACROSS:
             return uint32(first + 4 * pitch * NEXT * i)
-        if NEXT % 4 == 0:
-            return uint32(first + FOUR_K * NEXT * i)
-        return position(row, k + NEXT * i)
+        # a thread's first k is below `NEXT`, which divides four or is a multiple: i alone tells the padding on the way
+        k = uint32(NEXT * i)
+        return uint32(first + uint32(4 * extent) * k + uint32(4 * padding) * uint32(k // uint32(4)))
 
     @device_function
     def start(tiles, to, x, address, floats, in_full):
@@ -103,7 +103,7 @@ def chunk_loader(
             inner, outer, inner_end, outer_end = row, k, rows, rest
         left = int32(inner_end - inner)  # floats to the end of the row
         for i in range(COPIES // RUN):
-            place = further(first, row, k, i)
+            place = further(first, i)
             if RUN > 1:
                 for j in range(RUN):
                     floats = int32(left - j * PASS) if int32(outer + i * NEXT) < outer_end else int32(0)

@@ -202,7 +202,7 @@ RECORDS = (
             # for any other A
             _lanes(64, 1, 4, 1, 16, slots=4, min_blocks=3),
             _lanes(128, 4, 8, 4, 8, slots=4, min_blocks=3),
-            _lanes(64, 16, 8, 8, 8, slots=6, min_blocks=3),
+            _lanes(32, 16, 8, 8, 16, slots=4, min_blocks=3),
             # for a C of few rows and columns
             _lanes(4, 4, 4, 4, 128, slots=4, min_blocks=2),
             _lanes(8, 8, 8, 8, 64, slots=4, min_blocks=3),

@@ -103,6 +103,7 @@ def build(config, variant):
     SUMS_PITCH = THREADS + 4  # floats between a thread's sums: eight of them are in different banks
     RESULTS = ceil_div(BM * BN, THREADS)  # per thread, after the lanes' sums are added
     EVEN = BM * BN % THREADS == 0
+    ENDS = SUMS > 1  # with the last chunk, copies end; where they are all that a thread does, a branch takes longer
     NEWEST = SLOTS - 2  # groups of copies that may be in flight when a chunk is read
     AT_ONCE = max(1, 32 // RESULTS)  # parts of a sum that are read at once, limited by registers
     store = element_store(variant.epilogue)
@@ -224,7 +225,9 @@ def build(config, variant):
                 x = shifted(a, i0 * partition.a_outer + i1 * partition.a_middle + i2 * partition.a_inner)
                 y = shifted(y, i0 * partition.b_outer + i1 * partition.b_middle + i2 * partition.b_inner)
                 z = shifted(c, i0 * partition.c_outer + i1 * partition.c_middle + i2 * partition.c_inner)
-            down, across = tile_place(partition, tile)
+            down, across = tile, uint32(0)
+            if uint32(partition.cols) > uint32(1):  # divisions take their time before the first copy
+                down, across = tile_place(partition, tile)
             block_row, block_col = int64(down) * BM, int64(across) * BN
 
             for r in range(TM):
@@ -242,7 +245,8 @@ def build(config, variant):
 
             cuda.syncthreads()  # all threads have read the last tile's sums before these copies overwrite them
             slot = uint32(0)
-            for _ in range(SLOTS - 1):
+            ahead = uint32(0)
+            while ahead < min(left, uint32(SLOTS - 1)):
                 fetch_a(tiles, tid, uint32(start + slot), x, a_address, row_a, k_a, rows, rest)
                 fetch_b(tiles, tid, uint32(start + slot + B_START), y, b_address, row_b, k_b, cols, rest)
                 commit_group()
@@ -250,6 +254,11 @@ def build(config, variant):
                 b_address += BK * col_step(y)
                 rest = int32(rest - BK)
                 slot = uint32(slot + SLOT)
+                ahead = uint32(ahead + uint32(1))
+            while ahead < uint32(SLOTS - 1):  # `wait_group` counts empty groups, too
+                commit_group()
+                ahead = uint32(ahead + uint32(1))
+            slot = uint32((SLOTS - 1) * SLOT)
             other = uint32(0)  # the slot being read; chunks are copied to `slot`, which was read before
 
             while left > uint32(0):
@@ -258,8 +267,9 @@ def build(config, variant):
                 # the copies of all threads have landed before any reads this chunk; and all have read the chunk before
                 # it before copies overwrite it
                 cuda.syncthreads()
-                fetch_a(tiles, tid, uint32(start + slot), x, a_address, row_a, k_a, rows, rest)
-                fetch_b(tiles, tid, uint32(start + slot + B_START), y, b_address, row_b, k_b, cols, rest)
+                if not ENDS or left >= uint32(SLOTS - 1):
+                    fetch_a(tiles, tid, uint32(start + slot), x, a_address, row_a, k_a, rows, rest)
+                    fetch_b(tiles, tid, uint32(start + slot + B_START), y, b_address, row_b, k_b, cols, rest)
                 commit_group()
                 a_address += BK * col_step(x)
                 b_address += BK * col_step(y)
