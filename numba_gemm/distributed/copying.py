@@ -24,6 +24,7 @@ from ..streaming.blocking import Part
 from .agreement import Mesh, all_agree, gathered
 from .division import Coordinate
 from .executor import Executor
+from .failures import OthersFailed
 from .schedule import SLOTS, Add, Chunk, Fetch, Give, Keep, Multiply, Panel, Take, along
 from .shared_memory import CLOSED, NOTHING, Buffer, Peer, all_buffers, buffer_of
 
@@ -104,10 +105,6 @@ def release_memory() -> None:
         for buffer in all_buffers():
             step(buffer)
         dist.barrier()  # closed by all before it is freed
-
-
-class OthersFailed(RuntimeError):
-    """Another rank has failed, and all know."""
 
 
 class CopyingExecutor(Executor):
