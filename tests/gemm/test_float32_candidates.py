@@ -168,6 +168,6 @@ def test_reasons_tell_the_arithmetic():
     assert "decomposed" not in str(told)
     assert told.launches == 1
     assert "float32 multiply-adds; expected" in explain_shape(8192, 1000, 3, precision="bf16x6", cc=(9, 0)).reason
-    wanted = Problem(8192, 1, 4096, precision="bf16x6")
+    wanted = Problem(4096, 1, 8192, precision="bf16x6")
     assert named("thin", wanted).selected == best(wanted).selected
     assert named("thin", wanted).reason.startswith("stage thin was asked for; ")

@@ -565,7 +565,8 @@ def test_a_stage_without_one_of_its_barriers_races(name, which):
     """One block runs, with two tiles if the stage has a schedule."""
     stage = mutant(name, "stage", BARRIER, "pass", which)
     config = STAGED if name == "stream_k" else stage.test_config
-    m, n, k = config.BM + 1, config.BN, (1 if name == "stream_k" else 2) * config.BK + 3
+    # The last chunk of `thin` lies where its sums are stored.
+    m, n, k = config.BM + 1, config.BN, {"stream_k": 1, "thin": 3}.get(name, 2) * config.BK + 3
     rng = np.random.default_rng(0)
     a, b, c = (rng.standard_normal(extents, np.float32) for extents in ((m, k), (k, n), (n, m)))
     partition = Partition(1, 2) if stage.takes_partition else None

@@ -240,7 +240,7 @@ MUTATIONS = [
     ("thin", "chunk_loader", "= left if", "= int32(WIDTH) if", 0),
     ("thin", "chunk_loader", "min(max(floats, int32(0)), int32(4))", "int32(4)", 0),
     ("thin", "chunk_loader", "uint32(k) // 4 * FOUR_K + uint32(k) % 4 * extent", "uint32(k) // 4 * FOUR_K", 0),
-    ("thin", "chunk_loader", "if NEXT % 4 == 0", "if True", 0),
+    ("thin", "chunk_loader", "uint32(k // uint32(4))", "uint32(0)", 0),
     ("thin", "chunk_loader", "at += step", "at += 0", 0),
     ("thin", "stage", "min(int64(last) * BK, int64(k))", "int64(last) * BK", 0),
     ("thin", "stage", "other == uint32((SLOTS - 1) * SLOT)", "other == uint32(SLOTS * SLOT)", 0),
