@@ -127,22 +127,24 @@ class CopyingExecutor(Executor):
         self.mesh, self.buffer, self.peers = mesh, buffer, peers
         self.turns = {at: self.work.turns(at) for at in (*peers, self.coordinate)}
         self.turn = 0  # of panels, the next one that this rank sends
+        self.exchanging = False  # True if the last exchange with the other ranks has not ended
 
     def run(self) -> None:
         """Allocate memory and execute all steps; an error of one rank, also for lack of memory, is raised on all."""
-        try:
-            if self.division.algorithm.reduces:
-                self.run_sums()
-            else:
-                self.run_panels()
-        except BaseException:
-            self.lanes.finish_line()  # before the slots are used again
-            raise
+        if self.division.algorithm.reduces:
+            self.run_sums()
+        else:
+            self.run_panels()
 
     def run_panels(self) -> None:
         """Multiply panels of this rank's own, and those that others copy to its slots."""
         with self.together("while ranks copied"), self.lanes.run():
             self.allocate()
+            # Slots of this product may lie across those of the last one.
+            for event in (event for peer in self.peers.values() for event in peer.free):
+                self.lanes.let_line_wait(event)
+            for event in self.buffer.free:
+                self.lanes.let_products_wait(event)
             self.send_turn()
             for step in self.work.steps(self.coordinate):
                 if isinstance(step, Fetch):
@@ -181,10 +183,12 @@ class CopyingExecutor(Executor):
         """Run the block; raise an error on all ranks if it fails on one."""
         try:
             yield
-        except OthersFailed:
-            raise
-        except BaseException:
-            self.all_agree(False)
+        except BaseException as error:
+            if self.exchanging:  # with a rank that has ended, whose copies are not waited for
+                raise
+            if not isinstance(error, OthersFailed):
+                self.all_agree(False)
+            self.lanes.finish_line()  # before slots are used again
             raise
         self.go_on(when)
 
@@ -195,7 +199,10 @@ class CopyingExecutor(Executor):
 
     def all_agree(self, fine: bool) -> bool:
         """Return True if all ranks say so."""
-        return all_agree(self.mesh, fine)
+        self.exchanging = True
+        found = all_agree(self.mesh, fine)
+        self.exchanging = False
+        return found
 
     def panel_slots(self, operand: str, elements: int) -> list[Tensor]:
         """Return this rank's memory that others copy panels of an operand to."""

@@ -90,7 +90,7 @@ def distributed_sgemm(
         another rank has refused its arguments; for placements of shards that cannot be multiplied without moving an
         operand as a whole (DTensors are redistributed); as for `tiled_sgemm` otherwise.
     RuntimeError
-        If another rank has failed while this one copied from it.
+        If another rank has failed while ranks copied to or from each other's memory.
 
     Notes
     -----

@@ -68,7 +68,7 @@ class Buffer:
     ready : list of Event or None
         Events by slot: this rank has written what others need, to their memory in turns of that slot, or to its own.
     free : list of Event or None
-        Events by slot: others may write to this slot of the memory.
+        Events by slot: this rank has read what was in it; after all of them, others may write anywhere.
     read : Event or None
         Event: this rank has copied sums from all others.
     """

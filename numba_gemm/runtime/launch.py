@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.units import FLOAT32_BYTES
+from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels.ladder.stage import Variant
 from ..kernels.product import ONE, Batch, Layout, Product
 from ..kernels.stage import IEEE, MAX_K, Partition, Stage
@@ -233,9 +233,13 @@ def simulated(
 ) -> Simulated:
     """Return a stage's launch in the simulator, for float32 operands that one launch can compute."""
     product, device = product_of(a, b, c), get_device(c.device)
-    partition = device.partition(stage, config, product) if partition is None else partition
-    launches = stage.launches(config, product, precision, partition, device.properties.gpu)
-    return _simulated(launches, alpha, _Place(a, 0), _Place(b, 0), beta, _Place(c, 0), ())[-1]
+    given, gpu = partition, device.properties.gpu
+    partition = device.partition(stage, config, product) if given is None else given
+    launches = stage.launches(config, product, precision, partition, gpu)
+    if launches.behind and given is None and stage.takes_partition:  # so that this launch alone computes C
+        tiles = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN)
+        launches = stage.launches(config, product, precision, Partition(tiles, tiles), gpu)
+    return _simulated(launches, alpha, _Place(a, 0), _Place(b, 0), beta, _Place(c, 0), ())[-1 - launches.behind]
 
 
 def _simulated(

@@ -293,3 +293,54 @@ def test_events_order_copies(case, slow, panel):
         host.join(SECONDS)
     for rank in ranks:
         rank.check(expected)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("panels", [(2, 8), (8, 2, 8, 2), (4, 2, 8, 1)])
+def test_products_follow_each_other_with_other_slots(panels, late):
+    """Slots of a product lie across those of the one before, which a slow rank still multiplies."""
+    mesh, placed, (m, n, k) = (2,), (ROWS,), (12, 10, 16)
+    division = divide(
+        algorithm(placed, placed, placed),
+        mesh,
+        placed,
+        placed,
+        shards((m, k), placed, mesh),
+        shards((k, n), placed, mesh),
+    )
+    works = [plan_work(division, "ieee", Rates(56e12), panel, copied=True) for panel in panels]
+    memory = {at: Memory(max(work.room(at) for work in works)) for at in division.coordinates}
+    barrier = threading.Barrier(len(memory), timeout=SECONDS)
+    generator = torch.Generator().manual_seed(1)
+    wholes = [
+        [torch.randint(-4, 5, shape, generator=generator).float() for shape in ((m, k), (k, n), (m, n))] for _ in works
+    ]
+    lanes = {at: ThreadLanes(*SLOW["products" if at[0] == late else "both"]) for at in memory}
+    results = {}
+
+    def rank(at):
+        peers = {other: one for other, one in memory.items() if other != at}
+        for turn, (work, whole) in enumerate(zip(works, wholes)):
+            own = [one[down.slice, across.slice].clone() for one, (down, across) in zip(whole, parts(division, at))]
+            executor = CopiesOnThreads(
+                *(work, at, (None, None), *own, ALPHA, BETA, multiply, lanes[at]),
+                buffer=memory[at],
+                peers=peers,
+                barrier=barrier,
+            )
+            executor.run()
+            results[at, turn] = own[2]
+
+    hosts = [threading.Thread(target=rank, args=(at,)) for at in memory]
+    for host in hosts:
+        host.start()
+    for host in hosts:
+        host.join(SECONDS)
+    for one in lanes.values():
+        one.products.finish()
+        one.line.finish()
+    for (at, turn), result in results.items():
+        a, b, c = wholes[turn]
+        down, across = division.holds(at)
+        assert torch.equal(result, (ALPHA * a @ b + BETA * c)[down.slice, across.slice]), (at, turn)
+    assert len(results) == len(memory) * len(works)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.ladder_cases import Operand
 
 from numba_gemm import tiled_sgemm
 from numba_gemm.gemm import heuristics
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES, partitions
 from numba_gemm.kernels.stage import Partition
+from numba_gemm.runtime import launch
+from numba_gemm.runtime.device import synchronize
 
 STREAM_K = STAGES["stream_k"]
 
@@ -65,3 +68,24 @@ def test_the_bits_are_the_same(monkeypatch, case, epilogue, beta):
     np.testing.assert_array_equal(found, expected)
     exact = 1.5 * (a.astype(np.float64) @ b) + beta * c + (0.0 if epilogue is None else 5.0)
     np.testing.assert_allclose(found, exact, atol=1e-4)
+
+
+def test_basic_stream_k_adds_all_parts_itself():
+    stage, rng = STAGES["basic_stream_k"], np.random.default_rng(1)
+    a, b = rng.standard_normal((32, 128), np.float32), rng.standard_normal((128, 32), np.float32)
+    c = np.full((32, 32), np.nan, np.float32)
+    x, y, z = (Operand.place(one, one) for one in (a, b, c))
+    launch.launch(stage, stage.test_config, 1.0, x.matrix, y.matrix, 0.0, z.matrix, partition=Partition(12, 0))
+    synchronize()
+    z.fetch()
+    np.testing.assert_allclose(c, a.astype(np.float64) @ b, atol=1e-4)
+
+
+@pytest.mark.simulator
+def test_a_traced_launch_computes_all_of_c():
+    rng = np.random.default_rng(2)
+    a, b = rng.standard_normal((32, 128), np.float32), rng.standard_normal((128, 32), np.float32)
+    c = np.full((32, 32), np.nan, np.float32)
+    x, y, z = (Operand.place(one, one) for one in (a, b, c))
+    launch.simulated(STREAM_K, STREAM_K.test_config, 1.0, x.matrix, y.matrix, 0.0, z.matrix).run()
+    np.testing.assert_allclose(c, a.astype(np.float64) @ b, atol=1e-4)

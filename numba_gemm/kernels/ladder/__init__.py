@@ -182,6 +182,7 @@ RECORDS = (
         ),
         test_config=_moving(32, 32, 8, 8, 4, 32, 32),
         schedule=partition_layout,
+        adds_apart=True,
         precisions=(IEEE, "bf16x6"),
         vectorized=True,
         ordered=True,

@@ -12,7 +12,7 @@ from ...device.partition import batch_place, load_partial, member_of, owner, par
 from ...device.store import element_store
 from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
-from .partitions import EXTENT_BITS
+from .partitions import EXTENT_BITS, MOST_THREADS
 
 AT_ONCE = 8  # parts that a thread reads at a time
 
@@ -31,7 +31,7 @@ def build(config, variant):
     """
     store = element_store(variant.epilogue)
 
-    @cuda.jit(**hardware_only(launch_bounds=(256,)))
+    @cuda.jit(**hardware_only(launch_bounds=(MOST_THREADS,)))
     def add_parts(alpha, a, b, beta, c, partition, vectors):
         tid, element, index = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y)
         rows, cols = extent(partition, 0), extent(partition, 1)  # of a block tile

@@ -1,20 +1,21 @@
-"""Division of a scheduled stage's tiles among blocks, and what its launches need for it."""
+"""Division of a scheduled stage's tiles among blocks, and what its launches need for it.
+
+Configurations are `numba_gemm.kernels.ladder.stage.TileConfig`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
-from ...device.units import FLOAT32_BYTES, ceil_div
+from ...device.units import FLOAT32_BYTES, MAX_GRID_Y, ceil_div
 from ..product import Batch, Product
 from ..stage import Partition
-
-if TYPE_CHECKING:
-    from .stage import TileConfig
 
 __all__ = [
     "EXTENT_BITS",
     "GROUP",
     "MAX_LINE",
+    "MOST_THREADS",
     "READS_APART",
     "PartitionLayout",
     "adds_apart",
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 EXTENT_BITS = 10
+MOST_THREADS = 256  # of the kernel that adds parts
 GROUP = 8  # rows of tiles that are walked together
 MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
 READS_APART = 4  # of parts of a tile, one after the other, beyond which another kernel adds them
@@ -51,23 +53,25 @@ class PartitionLayout(NamedTuple):
     words: tuple[int, ...]
 
 
-def adds_apart(config: TileConfig, partition: Partition, tiles: int) -> bool:
+def adds_apart(config: Any, partition: Partition, tiles: int) -> bool:
     """Return True if `stream_k` leaves the parts of a product's shared tiles to another kernel."""
-    return partition.blocks > READS_APART * parts_at_once(config) * (tiles - partition.whole) > 0
+    shared = tiles - partition.whole
+    fits = config.threads <= MOST_THREADS and max(config.BM, config.BN) < 1 << EXTENT_BITS and shared <= MAX_GRID_Y
+    return fits and partition.blocks > READS_APART * parts_at_once(config) * shared > 0
 
 
-def packed_extents(config: TileConfig) -> int:
+def packed_extents(config: Any) -> int:
     """Return the extents of a configuration's tiles in one word, for the kernel that adds parts."""
     extents = config.BM, config.BN, config.TM, config.TN, config.WM, config.WN
     return sum(extent << (EXTENT_BITS * i) for i, extent in enumerate(extents))
 
 
-def parts_at_once(config: TileConfig) -> int:
+def parts_at_once(config: Any) -> int:
     """Return the number of parts of a tile that `stream_k` reads at once, limited by registers."""
     return max(1, 64 // (config.TM * config.TN))
 
 
-def default_partition(config: TileConfig, product: Product, blocks: int) -> Partition:
+def default_partition(config: Any, product: Product, blocks: int) -> Partition:
     """Divide a product equally among blocks; of many tiles, only those of the last two rounds are divided."""
     tiles = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN) * product.batch.matrices
     k_tiles = max(1, ceil_div(product.k, config.BK))
@@ -78,7 +82,7 @@ def default_partition(config: TileConfig, product: Product, blocks: int) -> Part
     return Partition(min(blocks, tiles * k_tiles), 0)
 
 
-def partition_layout(config: TileConfig, m: int, n: int, k: int, batch: Batch, partition: Partition) -> PartitionLayout:
+def partition_layout(config: Any, m: int, n: int, k: int, batch: Batch, partition: Partition) -> PartitionLayout:
     """Return the layout of stages whose kernels take a `numba_gemm.device.partition.PartitionArguments`.
 
     Raises

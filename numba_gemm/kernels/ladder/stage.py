@@ -30,7 +30,7 @@ from ..step import (
     Word,
     Words,
 )
-from .partitions import PartitionLayout, adds_apart, packed_extents
+from .partitions import MOST_THREADS, PartitionLayout, adds_apart, packed_extents
 
 AT_SCRATCH = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
 SUMS_STAGED = 32  # per thread; from here on, an unaligned C is stored faster through shared memory
@@ -227,7 +227,8 @@ class LadderStage(Stage):
     ``build(config, variant)`` takes a `Variant` in place of ``fit``. The kernel takes a
     `numba_gemm.device.partition.PartitionArguments` behind C, and the epilogue's vectors as a tuple behind that.
     ``schedule(config, m, n, k, batch, partition)`` returns the `PartitionLayout` of a launch. A scheduled stage
-    that is ``plain`` takes ``fit`` all the same, and neither batches nor an epilogue.
+    that is ``plain`` takes ``fit`` all the same, and neither batches nor an epilogue. One that ``adds_apart`` leaves
+    the parts of tiles that many blocks share to another kernel.
     """
 
     block: Callable[[TileConfig], tuple[int, int]] = lambda config: (config.threads, 1)
@@ -237,6 +238,7 @@ class LadderStage(Stage):
     whole_tiles: bool = False
     schedule: Callable[..., PartitionLayout] | None = None
     plain: bool = False
+    adds_apart: bool = False
 
     def __post_init__(self) -> None:
         if self.test_config.threads > 64:
@@ -326,7 +328,7 @@ class LadderStage(Stage):
         work = Words((*place, *made.words))
         arguments: tuple[Argument, ...] = (ALPHA, a, b, BETA, c, work, *vectors)
         size = made.workspace_bytes * (2 if compensated else 1)  # two floats per part of a sum
-        if made.counters and config.lanes_k == 1 and adds_apart(config, partition, tiles):
+        if made.counters and self.adds_apart and adds_apart(config, partition, tiles):
             shared = tiles - partition.whole
             work = Words((AT_SCRATCH[0], 0, *made.words[:-1], packed_extents(config)))
             arguments = (*arguments[:5], work, *vectors)
@@ -352,4 +354,4 @@ class LadderStage(Stage):
 def adding_kernel(epilogue: Callable[..., Any] | None, vectors: int) -> Kernel:
     """Return the kernel that adds the parts of shared tiles."""
     variant = Variant("along1", "along1", False, epilogue, vectors)
-    return Kernel("add_parts", BUILD_ADD_PARTS, SIGNATURE, None, variant, 0, 256)
+    return Kernel("add_parts", BUILD_ADD_PARTS, SIGNATURE, None, variant, 0, MOST_THREADS)
