@@ -42,7 +42,9 @@ def test_the_committed_comparison_is_of_these_counts(counts):
 )
 def test_a_stage_is_traced_as_it_was_counted(name, counts):
     found = tracer.compare(pd.DataFrame(tracer.traced(name)), counts[counts["stage"] == name])
-    assert (found["ratio"] == 1).all()
+    # `thin` was counted when it filled all four slots; now it copies one chunk, since the sums have no other.
+    expected = ((found["stage"] == "thin") & (found["accesses"] == "shared copies")).map({True: 0.25, False: 1.0})
+    assert (found["ratio"] == expected).all()
 
 
 def test_what_one_side_lacks_is_off():
