@@ -2,9 +2,10 @@
 
 The k-tiles of all shared tiles of C form one line, which is cut into as many equal pieces as there are blocks. A piece
 may end in the middle of a tile. The blocks that compute parts of a tile write their partial sums to a workspace, and
-the last of them to arrive adds all parts. It always adds in the order of k, so the result has the same bits every time.
-No block waits for another. The line comes from Osama et al., "Stream-K: Work-Centric Parallel Decomposition for Dense
-Matrix-Matrix Multiplication on the GPU" (2023), arXiv:2301.03598; there, one of the blocks waits for the others.
+the last of them to arrive adds all parts, or another kernel does so (`apart`). They are always added in the order of k,
+so the result has the same bits every time. No block waits for another. The line comes from Osama et al., "Stream-K:
+Work-Centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU" (2023), arXiv:2301.03598; there,
+one of the blocks waits for the others.
 
 A kernel is given a `PartitionArguments`:
 

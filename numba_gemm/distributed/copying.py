@@ -140,7 +140,7 @@ class CopyingExecutor(Executor):
         """Multiply panels of this rank's own, and those that others copy to its slots."""
         with self.together("while ranks copied"), self.lanes.run():
             self.allocate()
-            # Slots of this product may lie across those of the last one.
+            # Slots of this product may overlap those of the product before, which other ranks may still read.
             for event in (event for peer in self.peers.values() for event in peer.free):
                 self.lanes.let_line_wait(event)
             for event in self.buffer.free:

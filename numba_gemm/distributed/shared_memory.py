@@ -79,7 +79,7 @@ class Buffer:
         events: list[Any] = [None] * EVENTS
         if device.type == "cuda":
             events = [torch.cuda.Event(interprocess=True) for _ in events]
-        self.ready, self.free, (self.read,) = events[:SLOTS], events[SLOTS:-1], events[-1:]
+        self.ready, self.free, self.read = _by_use(events)
         self._allocation: _Allocation | None = None
         self._openers: set[int] = set()  # processes that have the memory open
         self._retired: list[tuple[_Allocation, set[int]]] = []  # old memory, and who has it open
@@ -176,18 +176,17 @@ class Peer:
     def __init__(self, device: torch.device, number: int, words: bytes) -> None:
         self.device, self.number = device, number
         found: list[Any] = [None] * EVENTS
-        self.ready, self.free, self.read = found[:SLOTS], found[SLOTS:-1], found[-1]
-        if device.type != "cuda":
+        if device.type == "cuda":
+            memory, *events = (words[i : i + HANDLE_BYTES] for i in range(0, len(words), HANDLE_BYTES))
+            handle = driver.CUipcMemHandle()
+            handle.reserved = memory
+            lazily = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+            with torch.cuda.device(device):
+                self._address = int(call(driver.cuIpcOpenMemHandle, handle, lazily.value))
+                found = [torch.cuda.Event.from_ipc_handle(device, one) for one in events]
+        else:
             self._memory = _mapped(*struct.unpack_from("<2q", words))
-            return
-        memory, *events = (words[i : i + HANDLE_BYTES] for i in range(0, len(words), HANDLE_BYTES))
-        handle = driver.CUipcMemHandle()
-        handle.reserved = memory
-        lazily = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-        with torch.cuda.device(device):
-            self._address = int(call(driver.cuIpcOpenMemHandle, handle, lazily.value))
-            found = [torch.cuda.Event.from_ipc_handle(device, one) for one in events]
-        self.ready, self.free, self.read = found[:SLOTS], found[SLOTS:-1], found[-1]
+        self.ready, self.free, self.read = _by_use(found)
 
     def read_into(self, target: Tensor, begin: int) -> None:
         """Copy floats from this memory on the current stream, from `begin` on, to contiguous ones."""
@@ -245,6 +244,10 @@ def buffer_of(device: torch.device) -> Buffer:
 def all_buffers() -> list[Buffer]:
     """Return this process's buffers on all devices."""
     return list(_buffers.values())
+
+
+def _by_use(events: list[Any]) -> tuple[list[Any], list[Any], Any]:
+    return events[:SLOTS], events[SLOTS:-1], events[-1]
 
 
 @cache

@@ -2,8 +2,8 @@
 
 In clocks of a multiprocessor (SM). A k-tile costs a block that has the SM to itself its latency, and an SM that is
 full its multiply-adds at the configuration's efficiency; between the two, blocks hide each other's waits in part. The
-SM with the most k-tiles decides. Blocks that divide a tile of C pay for it: each writes its part, and the last one
-reads them all. No product is faster than its bytes.
+SM with the most k-tiles decides. Blocks that divide a tile of C pay for it: each writes its part, and the last one,
+or another kernel, reads them all. No product is faster than its bytes.
 
 A new shape waits for these functions, so quotients are rounded up in place: a call of `ceil_div` takes as long as five.
 """
@@ -164,7 +164,7 @@ class Costs:
             for resident in range(rate.resident + 1)
         ]
         self.in_groups, self.direct, self.divides = stage.name == "thin", stage.name == DIRECT, stage.takes_partition
-        self.apart = READS_APART * parts_at_once(config) if stage.name == "stream_k" else inf
+        self.apart = READS_APART * parts_at_once(config) if stage.adds_apart else inf
         # Tiles of several columns serve both axes well; of kernels with compensated sums, there are to be few.
         several = self.in_groups and config.BN > 1 and not compensated
         self.most_columns, self.along = inf, None if several else rate.along

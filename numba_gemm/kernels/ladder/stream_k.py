@@ -250,32 +250,31 @@ def build(config, variant):
                 mine = part_slot(partition, index, lead, uint32(block - lead))
                 for i in range(TM):
                     store_partial_row(partition, mine, tid, acc, i)
-                complete = partition.apart == int64(0)
+                cuda.syncthreads()  # all threads have written this part before the block is counted
+                final = int32(0)
+                counts = tid == uint32(0) and partition.apart == int64(0)  # else another kernel adds the parts
+                if counts and arrive(partition, int64(index)) == int64(parts) - 1:
+                    final = int32(1)
+                # no thread reads the parts before thread 0 has counted this block as the last, when all are visible
+                complete = cuda.syncthreads_or(final) != 0
                 if complete:
-                    cuda.syncthreads()  # all threads have written this part before the block is counted
-                    final = int32(0)
-                    if tid == uint32(0) and arrive(partition, int64(index)) == int64(parts) - 1:
-                        final = int32(1)
-                    # no thread reads the parts before thread 0 has counted this block as the last, when all are visible
-                    complete = cuda.syncthreads_or(final) != 0
-                    if complete:
-                        if tid == uint32(0):
-                            reset(partition, int64(index))
-                        for i in range(TM):
-                            for j in range(TN):
-                                acc[i, j] = float32(0)
-                        q = uint32(0)
-                        while q < parts:
-                            for r in range(AT_ONCE):
-                                from_slot = part_slot(partition, index, lead, min(uint32(q + r), uint32(parts - 1)))
-                                for i in range(TM):
-                                    load_partial_row(partition, from_slot, tid, arrived[r], i)
-                            for r in range(AT_ONCE):
-                                for i in range(TM):
-                                    for j in range(TN):
-                                        if uint32(q + r) < parts:
-                                            acc[i, j] += arrived[r, i, j]
-                            q = uint32(q + AT_ONCE)
+                    if tid == uint32(0):
+                        reset(partition, int64(index))
+                    for i in range(TM):
+                        for j in range(TN):
+                            acc[i, j] = float32(0)
+                    q = uint32(0)
+                    while q < parts:
+                        for r in range(AT_ONCE):
+                            from_slot = part_slot(partition, index, lead, min(uint32(q + r), uint32(parts - 1)))
+                            for i in range(TM):
+                                load_partial_row(partition, from_slot, tid, arrived[r], i)
+                        for r in range(AT_ONCE):
+                            for i in range(TM):
+                                for j in range(TN):
+                                    if uint32(q + r) < parts:
+                                        acc[i, j] += arrived[r, i, j]
+                        q = uint32(q + AT_ONCE)
             if complete:
                 if STAGED:
                     at_warp = uint32(start + 4 * WARP_FLOATS * warp)
