@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import re
 import sys
 import time
@@ -22,16 +23,13 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 try:
     import jupytext
     import nbformat
     from nbclient import NotebookClient
-    from nbclient.exceptions import (
-        CellExecutionError,
-        CellTimeoutError,
-        DeadKernelError,
-    )
+    from traitlets.config import Config
 
     from numba_gemm.course.notebook import Listing, difference, source
     from numba_gemm.lab.harness.command import command, json_text, write_files
@@ -86,18 +84,23 @@ def execute(name: str, seconds: int = SECONDS) -> nbformat.NotebookNode:
 
     Raises
     ------
-    CellExecutionError, CellTimeoutError, DeadKernelError
+    nbclient.exceptions.CellExecutionError, CellTimeoutError, DeadKernelError
         if a cell raises, takes too long, or ends the kernel.
+    RuntimeError
+        if the kernel does not start.
     """
     made = read(name)
-    folder = {"metadata": {"path": str(HERE)}}
-    NotebookClient(
-        made,
-        timeout=seconds,
-        kernel_name="python3",
-        resources=folder,
-        record_timing=False,
-    ).execute()
+    # Kernels that start at once may choose the same TCP ports; sockets in folders of their own have names of their own.
+    with TemporaryDirectory() as sockets:
+        local = {"transport": "ipc", "ip": str(Path(sockets) / "kernel")}
+        NotebookClient(
+            made,
+            timeout=seconds,
+            kernel_name="python3",
+            resources={"metadata": {"path": str(HERE)}},
+            record_timing=False,
+            config=Config(KernelManager=local if os.name == "posix" else {}),
+        ).execute()
     made.metadata = nbformat.from_dict(
         {key: value for key, value in made.metadata.items() if key not in VOLATILE}
     )
@@ -241,8 +244,8 @@ def attempt(
         notebook = make(name)
         if store:
             write(name, notebook)
-    except (CellExecutionError, CellTimeoutError, DeadKernelError, ValueError) as error:
-        return f"* {name} failed:\n{error}"
+    except Exception as error:
+        return f"* {name} failed:\n{type(error).__name__}: {error}"
     return f"{name}: {time.perf_counter() - start:.0f} s"
 
 

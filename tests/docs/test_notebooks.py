@@ -85,7 +85,7 @@ def test_a_failure_leaves_the_others_to_run(tmp_path):
     environment = compiler_environment() | {"PYTHONPATH": str(FOLDER.parent)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert re.findall(r"^\* (\w+) failed:$", done.stdout, re.MULTILINE) == list(cells)
+    assert re.findall(r"^\* (\w+) failed:$", done.stdout, re.MULTILINE) == list(cells), done.stdout + done.stderr
     assert [path.stem for path in tmp_path.glob("*.ipynb")] == ["03_works"]
 
 
