@@ -52,6 +52,8 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
     narrow = precision in ROWS.precisions and converted is not product
     mapped = converted is product and precision in TF32_TMA.precisions and TF32_TMA.runs_on(gpu.cc)
     tma = tma_operands(product) if mapped else None
+    by_columns = c.row_stride == FLOAT32_BYTES and c.col_stride != FLOAT32_BYTES
+    pitch = c.col_stride if by_columns else c.row_stride
     return Problem(
         c.rows,
         c.cols,
@@ -65,10 +67,10 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         b_vectors=b_whole and (b_aligned or b.aligned_rows or b.transposed.aligned_rows),
         a_contiguous=FLOAT32_BYTES in (a.row_stride, a.col_stride),
         b_contiguous=FLOAT32_BYTES in (b.row_stride, b.col_stride),
-        c_pairs=(c.row_stride | c.offset | batch.c[0] | batch.c[1] | batch.c[2]) % (2 * FLOAT32_BYTES) == 0,
+        c_pairs=(pitch | c.offset | batch.c[0] | batch.c[1] | batch.c[2]) % (2 * FLOAT32_BYTES) == 0,
         a_narrow=narrow and product.narrow_a,
         b_narrow=narrow and product.transposed.narrow_a,
-        by_columns=c.row_stride == FLOAT32_BYTES and c.col_stride != FLOAT32_BYTES,
+        by_columns=by_columns,
         epilogue=product.epilogue is not None,
         precision=precision,
         tma="" if tma is None else tma.layout,

@@ -31,7 +31,7 @@ class Problem(NamedTuple):
     a_contiguous, b_contiguous : bool
         True if A, and B, have a contiguous axis.
     c_pairs : bool
-        True if rows of C begin at multiples of eight bytes.
+        True if rows of C, or its columns if it is stored by columns, begin at multiples of eight bytes.
     a_narrow, b_narrow : bool
         True if `rows_in_registers` computes in the precision, and reads A, and B of the transpose, of BF16 as it is.
     by_columns : bool

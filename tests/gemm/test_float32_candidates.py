@@ -125,10 +125,11 @@ def test_c_that_is_written_by_floats_takes_longer(shape, layout, odd, measured):
 @pytest.mark.parametrize(
     ("pitch", "offset", "expected"), [(64, 0, True), (62, 0, True), (61, 0, False), (64, 4, False)]
 )
-def test_rows_of_c_that_are_written_in_pairs(pitch, offset, expected):
+def test_rows_or_columns_of_c_that_are_written_in_pairs(pitch, offset, expected):
     """The pitch decides, not the number of columns."""
     product = Product(dense("N", 300, 40), dense("N", 40, 61), Layout(300, 61, 4 * pitch, 4, offset))
-    assert problem(product, H100, "bf16x6").c_pairs is expected
+    for found in (product, product.transposed):
+        assert problem(found, H100, "bf16x6").c_pairs is expected
 
 
 # Microseconds of `fused_decomposition` as measured on an H100, with operands that are copied by floats.
