@@ -50,8 +50,10 @@ def test_ranks_that_fail_to_copy(part, said, world):
     assert outputs("distributed_failures", world, part) == [f"{part} {said}"] * world
 
 
-def test_the_experiment_verifies_every_placement():
-    assert outputs("distributed_failures", 2, "measured") == ["measured verified"] * 2
+@pytest.mark.parametrize("world", [2, exhaustive(4)])
+def test_the_experiment_verifies_every_placement(world):
+    """Four ranks divide blocks in two rows and two columns."""
+    assert outputs("distributed_failures", world, "measured") == ["measured verified"] * world
 
 
 @pytest.mark.parametrize("world", [2, exhaustive(3)])
@@ -64,10 +66,10 @@ def test_other_ranks_end_when_one_dies(world):
 @pytest.mark.gpu
 @pytest.mark.skipif(gpu_count() < 2, reason="there are not two GPUs")
 @pytest.mark.parametrize("part", ["products", "races"])
-def test_two_gpus(part):
+def test_all_gpus(part):
     """By copies and by NCCL: all placements against float64; operands and memory that are reused after a call."""
-    found = run_ranks("distributed_gpus", 2, part, simulated=False)
-    assert [one.returncode for one in found] == [0, 0], "\n".join(one.stdout for one in found)
+    found = run_ranks("distributed_gpus", gpu_count(), part, simulated=False)
+    assert not any(one.returncode for one in found), "\n".join(one.stdout for one in found)
     name, count = found[0].stdout.splitlines()[-1].split()
     assert name == part
     assert int(count) >= {"products": 500, "races": 300}[part]

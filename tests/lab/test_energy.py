@@ -58,7 +58,7 @@ def rows(monkeypatch):
     monkeypatch.setattr(energy, "PreparedStage", Stage)
     monkeypatch.setattr(energy, "time_alone", lambda call, stream: spans(next(durations), 500.0))
     monkeypatch.setattr(energy, "sleeping", lambda: spans(float("nan"), 100.0))
-    monkeypatch.setattr(steady, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
+    monkeypatch.setattr(steady.time, "perf_counter", lambda: now.seconds)
     contender = Contender("any", lambda buffers: Bound(product(buffers), "128x128"))
     monkeypatch.setattr(energy, "cublas", lambda: (contender,))
     monkeypatch.setattr(energy, "narrow_cublas", lambda: (contender,) * 3)

@@ -5,6 +5,7 @@ Arguments: the name of a part; the rank; the number of ranks; the file by which 
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -194,14 +195,15 @@ def measured(rank, world):
         out[-1, -1] += rank == world - 1
 
     distributed_child.compute_into = by_torch
-    names = [*distributed.PLACEMENTS, distributed.BLOCKS]
-    for name, correct in [(names[0], True), *((name, False) for name in names)]:
+    for name, correct in itertools.product(distributed.PLACEMENTS, (True, False)):
         sgemm.compute_into = by_torch if correct else wrong
         row = distributed_child.measured(name, 4 * world, "ieee", seconds=0.0)
         assert (row["error"] < distributed.ERRORS["ieee"]) == correct
         assert (row["tflops"] > 0) == (row["ratio"] > 0) == (row["broadcast_tflops"] > 0) == correct
         assert row["alone_tflops"] > 0
         assert row["addmm_tflops"] > 0
+        assert len(row["watts"].split()) == len(row["alone_mhz"].split()) == world
+        assert row["predicted_tflops"] <= row["alone_tflops"]
     return "verified"
 
 

@@ -17,6 +17,7 @@ from numba_gemm.distributed import explain, model, sgemm
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.distributed import BLOCKS, BY_ROWS, COLS, PLACEMENTS, ROWS, largest_correct
+from numba_gemm.lab.harness.nvml import ClockSamples, Nvml, open_nvml, sampled_clocks
 from numba_gemm.runtime.timing import elapsed
 from numba_gemm.simulator.switch import SIMULATOR
 from numba_gemm.torch.operators import compute_into
@@ -41,12 +42,30 @@ def largest(value: float) -> float:
     return float(found)
 
 
-def seconds_per_call(call: Call, seconds: float) -> float:
-    """Return the seconds per call of the slowest rank: of as many calls as fill the time, after as many others."""
+def of_all_ranks(value: float) -> str:
+    """Return a number of each rank, rounded."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return " ".join(f"{one:.0f}" for one in found)
+
+
+@functools.cache
+def nvml() -> Nvml | None:
+    """Return NVML for this rank's GPU, or None."""
+    return None if SIMULATOR else open_nvml(f"GPU-{torch.cuda.get_device_properties().uuid}")
+
+
+def seconds_per_call(call: Call, seconds: float) -> tuple[float, ClockSamples]:
+    """Return the seconds per call of the slowest rank, and clocks and power of this rank's GPU.
+
+    They are of as many calls as fill the time, after as many others.
+    """
     call()
     count = max(1, int(seconds / largest(elapsed(call, synchronize))))
-    _, taken = (elapsed(call, synchronize, count) for _ in range(2))  # the second time counts
-    return largest(taken)
+    elapsed(call, synchronize, count)
+    with sampled_clocks(nvml()) as clocks:
+        taken = elapsed(call, synchronize, count)
+    return largest(taken), clocks
 
 
 def by_addmm(out: Any, a: Any, b: Any, alpha: float, beta: float, precision: str) -> None:
@@ -59,14 +78,25 @@ def chosen(extent: int) -> Any:
     return torch.randperm(extent, generator=torch.Generator().manual_seed(extent))[:SAMPLED].to(DEVICE)
 
 
+def grid(placed: str) -> tuple[int, int]:
+    """Return the numbers of rows and columns of shards into which the ranks divide a matrix."""
+    world = dist.get_world_size()
+    if placed == BLOCKS:  # as square as can be
+        cols = max(one for one in range(1, math.isqrt(world) + 1) if world % one == 0)
+        return world // cols, cols
+    return (world, 1) if placed == ROWS else (1, world)
+
+
 def gathered(own: Any, placed: str, rows: Any, cols: Any) -> Any:
     """Return the elements at some rows and columns of a matrix, of which this rank has a shard, on all ranks."""
-    if placed == COLS:
-        return gathered(own.T, ROWS, cols, rows).T
-    local = rows - dist.get_rank() * len(own)
-    here = (local >= 0) & (local < len(own))
     found = own.new_zeros(len(rows), len(cols))
-    found[here] = own[local[here][:, None], cols]
+    coordinates, places = divmod(dist.get_rank(), grid(placed)[1]), list[tuple[Any, Any]]()
+    for wanted, at, extent in zip((rows, cols), coordinates, own.shape):
+        local = wanted - at * extent
+        (here,) = torch.where((local >= 0) & (local < extent))
+        places.append((here, local[here]))
+    (to_rows, from_rows), (to_cols, from_cols) = places
+    found[to_rows[:, None], to_cols] = own[from_rows[:, None], from_cols]
     dist.all_reduce(found)
     return found
 
@@ -90,8 +120,8 @@ def comparison(shape: Shape, a: Any, b: Any, placed: Sequence[str]) -> Callable[
 
 def shard(n: int, placed: str) -> Any:
     """Return this rank's shard of a random N x N matrix, which the ranks divide evenly."""
-    own = n // dist.get_world_size()
-    return torch.randn((own, n) if placed == ROWS else (n, own), device=DEVICE)
+    rows, cols = grid(placed)
+    return torch.randn(n // rows, n // cols, device=DEVICE)
 
 
 def described(placements: str, shape: Shape, precision: str) -> dict[str, Any]:
@@ -101,25 +131,28 @@ def described(placements: str, shape: Shape, precision: str) -> dict[str, Any]:
 
 def measured(name: str, n: int, precision: str, *, seconds: float) -> dict[str, Any]:
     """Verify and time a product of N x N matrices, and what it is compared with, each by itself."""
-    world = dist.get_world_size()
-    placed = PLACEMENTS.get(name, (ROWS, ROWS, ROWS))
+    world, placed = dist.get_world_size(), PLACEMENTS[name]
     a, b, out = (shard(n, one) for one in placed)
     used: tuple[Any, Any, Any] = placed if name != BLOCKS else ((ROWS, COLS),) * 3
-    mesh = init_device_mesh(DEVICE, (world, 1) if name == BLOCKS else (world,))
+    mesh = init_device_mesh(DEVICE, grid(BLOCKS) if name == BLOCKS else (world,))
     arguments = {"placements": used[:2], "out_placements": used[2], "precision": precision, "mesh": mesh}
     flops = 2.0 * n**3 / world
     divided_error, errors = comparison(Shape(n, n, n), a, b, placed), list[float]()
+    row = described(name, Shape(n, n, n), precision)
 
     def together() -> None:
         sgemm.distributed_sgemm(a, b, out, **arguments)
 
-    def tflops(call: Call, result: Any = out, error: Callable[[Any], float] = divided_error) -> float:
-        """Verify a call, then time it; NaN if its result is wrong."""
+    def time(prefix: str, call: Call, result: Any = out, error: Callable[[Any], float] = divided_error) -> None:
+        """Verify a call, then time it; its rate is NaN if its result is wrong."""
         result.fill_(math.nan)
         found = call()
         errors.append(error(found.to_local() if isinstance(found, DTensor) else result))
         correct = errors[-1] <= largest_correct(precision, n)
-        return flops / seconds_per_call(call, seconds) / 1e12 if correct else math.nan
+        taken, clocks = seconds_per_call(call, seconds) if correct else (math.nan, ClockSamples())
+        row[f"{prefix}tflops"] = flops / taken / 1e12
+        if prefix in ("", "alone_"):
+            row[f"{prefix}mhz"], row[f"{prefix}watts"] = map(of_all_ranks, (clocks.median_mhz, clocks.watts))
 
     # The same product on one GPU: the sums of a part of C over all of K.
     x, y, c = (torch.randn(shape, device=DEVICE) for shape in ((out.shape[0], n), (n, out.shape[1]), out.shape))
@@ -128,27 +161,26 @@ def measured(name: str, n: int, precision: str, *, seconds: float) -> dict[str, 
         rows, cols = map(chosen, found.shape)
         return sampled_error(x[rows], y[:, cols], found[rows][:, cols])
 
-    row: dict[str, Any] = {
-        **described(name, Shape(n, n, n), precision),
-        "alone_tflops": tflops(lambda: compute_into(c, x, y, 1.0, 0.0, precision), c, local_error),  # type: ignore[arg-type]
-        "tflops": tflops(together),
-    }
+    time("alone_", lambda: compute_into(c, x, y, 1.0, 0.0, precision), c, local_error)  # type: ignore[arg-type]
+    time("", together)
     usual, model.COPIED_FROM = model.COPIED_FROM, float("inf")
-    row["broadcast_tflops"] = tflops(together)
+    time("broadcast_", together)
     model.COPIED_FROM = usual
     row["error"] = max(errors)
     if precision == IEEE:
-        row["addmm_alone_tflops"] = tflops(lambda: torch.mm(x, y, out=c), c, local_error)
+        time("addmm_alone_", lambda: torch.mm(x, y, out=c), c, local_error)
         sgemm.compute_into = by_addmm  # type: ignore[assignment]
-        row["addmm_tflops"] = tflops(together)
+        time("addmm_", together)
         sgemm.compute_into = compute_into
         if name != BLOCKS:
             del x, y, c
             left, right, result = (
                 DTensor.from_local(one, mesh, [Shard(int(at == COLS))]) for one, at in zip((a, b, out), placed)
             )
-            row["dtensor_tflops"] = tflops(lambda: (left @ right).redistribute(placements=result.placements))
-    plan = explain(n, n, n, mesh=tuple(mesh.shape), a=used[0], b=used[1], out=used[2], precision=precision)  # type: ignore[arg-type]
+            time("dtensor_", lambda: (left @ right).redistribute(placements=result.placements))
+    alone: Any = {} if math.isnan(row["alone_tflops"]) else {"flops": row["alone_tflops"] * 1e12}
+    how: Any = {"a": used[0], "b": used[1], "out": used[2], "precision": precision} | alone
+    plan = explain(n, n, n, mesh=tuple(mesh.shape), **how)
     row["predicted_tflops"] = plan.tflops
     row["panels"] = len(plan.work.panels) or len(plan.work.chunks)
     row["ratio"] = row["tflops"] / row["alone_tflops"]

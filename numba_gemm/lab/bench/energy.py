@@ -31,7 +31,7 @@ from numba_gemm.lab.bench.tensor_ladder import PreparedStage
 from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
-from numba_gemm.lab.harness.nvml import Nvml
+from numba_gemm.lab.harness.nvml import ClockSamples, Nvml
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime import ahead
 from numba_gemm.runtime.timing import Call, time_alone
@@ -130,9 +130,8 @@ def energy(shapes: Sequence[Shape] = SHAPES, seconds: float = 2.0) -> Iterator[d
                 found = row | {"contender": name} | alone(call, stream, shape, seconds, nvml)
                 cublas_us = found["us"] if name == CUBLAS else cublas_us
                 yield found | {"ratio_to_cublas": cublas_us / found["us"]}
-            _, watts, clocks = steady.window(sleeping(), seconds, nvml)
-            idle = {"contender": IDLE, "watts": watts, "sm_clock_mhz": clocks.median_mhz, "throttle": clocks.throttle}
-            yield row | idle
+            _, clocks = steady.window(sleeping(), seconds, nvml)
+            yield row | {"contender": IDLE} | of_clocks(clocks)
 
 
 def verify(library: Any, buffers: DeviceBuffers, calls: Mapping[str, Call], stream: int) -> None:
@@ -149,17 +148,20 @@ def alone(call: Call, stream: int, shape: Shape, seconds: float, nvml: Nvml | No
     """Run a call for a second, then measure it."""
     with closing(time_alone(call, stream=stream)) as spans:
         steady.window(spans, WARM_UP_S)
-        us, watts, clocks = steady.window(spans, seconds, nvml)
-    flops = gemm_flops(*shape)
+        us, clocks = steady.window(spans, seconds, nvml)
+    flops, watts = gemm_flops(*shape), clocks.watts
     return {
         "us": us,
         "tflops": flops / us * 1e-6,
-        "watts": watts,
-        "sm_clock_mhz": clocks.median_mhz,
-        "throttle": clocks.throttle,
+        **of_clocks(clocks),
         "joules": watts * us * 1e-6,
         "pj_per_flop": watts * us * 1e6 / flops,
     }
+
+
+def of_clocks(clocks: ClockSamples) -> dict[str, Any]:
+    """Return the columns of power and clocks."""
+    return {"watts": clocks.watts, "sm_clock_mhz": clocks.median_mhz, "throttle": clocks.throttle}
 
 
 def sleeping() -> Iterator[tuple[float, bool]]:

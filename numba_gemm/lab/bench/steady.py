@@ -30,7 +30,7 @@ def measure(
     before, settled = math.inf, False
     with contextlib.closing(time_alone(enqueue, stream=stream, round_up_to=sets, graphs=graphs)) as spans:
         for _ in range(MOST_WINDOWS):
-            us, watts, clocks = window(spans, WINDOW_S, nvml)
+            us, clocks = window(spans, WINDOW_S, nvml)
             settled = abs(us / before - 1) < SETTLED
             if settled:
                 break
@@ -39,7 +39,7 @@ def measure(
         "steady_us": us,
         "steady_gflops": gemm_flops(*shape) / us * 1e-3,
         "steady_clock_mhz": clocks.median_mhz,
-        "steady_watts": watts,
+        "steady_watts": clocks.watts,
         "steady_throttle": "; ".join(filter(None, [clocks.throttle, "" if settled else "not settled"])),
         "call_us": plain_call_us(enqueue, stream, us, CALLS_S, MOST_CALLS),
     }
@@ -53,13 +53,11 @@ def ratios(found: Mapping[str, Any], cublas: Mapping[str, Any]) -> dict[str, flo
 
 def window(
     spans: Iterator[tuple[float, bool]], length_s: float, nvml: Nvml | None = None
-) -> tuple[float, float, ClockSamples]:
-    """Return the median time of spans in microseconds, mean power in watts (or NaN) and clocks, over some seconds."""
+) -> tuple[float, ClockSamples]:
+    """Return the median time of spans in microseconds, and clocks and power, over some seconds."""
     times: list[float] = []
-    counted = None if nvml is None else nvml.energy_mj
     with sampled_clocks(nvml) as clocks:
-        energy, begin = 0 if counted is None else counted(), time.perf_counter()
-        while (seconds := time.perf_counter() - begin) < length_s or not times:
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < length_s or not times:
             times.append(next(spans)[0])
-        watts = math.nan if counted is None else (counted() - energy) * 1e-3 / seconds
-    return statistics.median(times), watts, clocks
+    return statistics.median(times), clocks

@@ -1,8 +1,10 @@
-"""Optional access to the GPU's clocks and throttle reasons through NVML."""
+"""Optional access to the GPU's clocks, power and throttle reasons through NVML."""
 
 import contextlib
+import math
 import statistics
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,15 +63,16 @@ def open_nvml(uuid: str) -> Nvml | None:
 
 @dataclass
 class ClockSamples:
-    """SM clocks and throttle reasons sampled during a run."""
+    """SM clocks and throttle reasons sampled during a run, and mean power in watts (NaN if it is not known)."""
 
     mhz: list[int] = field(default_factory=list)
     reason_bits: int = 0
+    watts: float = math.nan
 
     @property
     def median_mhz(self) -> float:
         """Median of the sampled clocks; NaN without samples."""
-        return float(statistics.median(self.mhz)) if self.mhz else float("nan")
+        return float(statistics.median(self.mhz)) if self.mhz else math.nan
 
     @property
     def throttle(self) -> str:
@@ -79,7 +82,7 @@ class ClockSamples:
 
 @contextlib.contextmanager
 def sampled_clocks(nvml: Nvml | None, interval_s: float = 0.02) -> Iterator[ClockSamples]:
-    """Sample clocks in the background while the context is active."""
+    """Sample clocks in the background while the context is active; the power is known at its end."""
     samples = ClockSamples()
     if nvml is None:
         yield samples
@@ -90,8 +93,12 @@ def sampled_clocks(nvml: Nvml | None, interval_s: float = 0.02) -> Iterator[Cloc
             samples.mhz.append(nvml.sm_clock_mhz())
             samples.reason_bits |= nvml.reasons()
 
+    counted = nvml.energy_mj
     with repeating(sample, interval_s):
+        energy, begin = 0 if counted is None else counted(), time.perf_counter()
         yield samples
+        if counted is not None:
+            samples.watts = (counted() - energy) * 1e-3 / (time.perf_counter() - begin)
 
 
 @contextlib.contextmanager
