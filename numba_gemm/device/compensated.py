@@ -36,7 +36,7 @@ def compensated_sums(rows: int, columns: int, checked: bool = True):
     - ``clear(total)`` begins sums;
     - ``add_exactly(total, acc)`` adds the chunks, and leaves in ``acc`` what it rounded off, where the next chunk
       starts. After infinity or NaN, that is zero if `checked`: the difference of two infinities would make NaN of an
-      infinite sum. If not, such sums must be computed again, by `special_sums`;
+      infinite sum. If not, such sums must be computed again, by `plain_sums`;
     - ``finish(total, acc)`` sets ``acc`` to the sums.
     """
 
@@ -65,7 +65,7 @@ def compensated_sums(rows: int, columns: int, checked: bool = True):
 
 
 @lru_cache(maxsize=64)
-def special_sums(rows: int, columns: int, lanes_m: int, lanes_n: int):
+def plain_sums(rows: int, columns: int, lanes_m: int, lanes_n: int):
     """Return a device function ``(total, acc, x, y, row, col, a_frag, b_frag)`` for sums that were not checked.
 
     It computes those in ``acc`` that are infinite or NaN again, as plain sums of the terms ``x[i, k] * y[j, k]``. Sums

@@ -179,7 +179,7 @@ def part_slot(partition, index, lead, q):
 
 
 @device_function
-def parts_at_once(parts):
+def parts_in_group(parts):
     """Number of parts of a sum that one block adds; the blocks that do so for one sum work side by side."""
     return uint32(16) if parts <= uint32(256) else uint32(32)
 

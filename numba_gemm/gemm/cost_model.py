@@ -17,7 +17,7 @@ from math import ceil, gcd, inf, sqrt
 
 from ..device.units import FLOAT32_BYTES, WARP
 from ..kernels.ladder import STAGES as LADDER
-from ..kernels.ladder.partitions import MAX_LINE, READS_APART, parts_at_once
+from ..kernels.ladder.partitions import ADDED_AT_ONCE, MAX_LINE, READS_APART, parts_at_once
 from ..kernels.ladder.stage import SUMS_STAGED, LadderStage, TileConfig, compensates
 from ..kernels.stage import Stage
 from ..models.roofline import FP32_LANES_PER_SM
@@ -44,8 +44,7 @@ STORE_COLUMNS = 0.7
 MEET, TRIP = 3550, 825
 # `thin` adds more parts than the first of these in groups, and then the groups' sums, which takes so many clocks more.
 IN_GROUP, REGROUP = 16, 3000
-# Clocks of the launch that adds parts of sums, and parts that it reads at a time.
-ADDING, ADDED_AT_ONCE = 5200, 8
+ADDING = 5200  # clocks of the launch that adds parts of sums
 # Clocks until its block begins with another tile, after a part of one.
 AGAIN = 4000
 FIRST_FLOATS = 1000  # clocks until `thin` has its first tiles if copies are of single floats

@@ -12,7 +12,7 @@ from .. import arrays
 from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels.product import FLOAT32, ITEM_BYTES, LAYOUTS, Batch, Product, check_dtypes, dense
 from ..kernels.scalars import index, real
-from ..kernels.stage import check_grid
+from ..kernels.stage import Partition, check_grid
 from ..kernels.step import Launches
 from ..kernels.tensor_core.config import NarrowRowsConfig
 from ..kernels.tensor_core.stage import TensorStage
@@ -188,9 +188,9 @@ class Plan:
         multiplies = launches[0].multiplication
         self.grid, self.block = multiplies.grid, multiplies.block
         check_grid(self.grid)
-        needs = max(one.scratch_bytes for one in launches), max(one.counters for one in launches)
-        self.workspace_bytes = workspaces.total_bytes(*needs)
-        self._workspace = None if memory is None else self._given(memory, *needs)
+        self._room = max(one.scratch_bytes for one in launches), max(one.counters for one in launches)
+        self.workspace_bytes = workspaces.total_bytes(*self._room)
+        self._workspace = None if memory is None else self._given(memory, *self._room)
 
     def _planned(self, epilogue: Callable[..., Any] | None) -> Product:
         """Return the product that is planned for: dense operands."""
@@ -356,17 +356,18 @@ class Plan:
             same = (part.m, part.n, part.batch.matrices) == (planned.m, planned.n, planned.batch.matrices)
             if same and part.k in (0, planned.k):
                 return choice
-            if choice.partition is not None and isinstance(choice.stage, TensorStage):
-                return self._divided(part)
-            return self._undivided()
+            return self._undivided(part) if choice.partition is None else self._divided(part)
 
         return choose
 
-    def _undivided(self) -> Choice:
-        """Return the plan's choice for a part of another shape, in whose memory it may not be divided."""
-        choice = self._choice
+    def _undivided(self, part: Product) -> Choice:
+        """Return the plan's choice for a part of another shape, with one block per tile of C."""
+        choice, partition = self._choice, None
+        if choice.stage.takes_partition:  # whose default would be to divide the part
+            tiles = ceil_div(part.m, choice.config.BM) * ceil_div(part.n, choice.config.BN) * part.batch.matrices
+            partition = Partition(tiles, tiles)
         # Of the transpose of a tensor-core product, the other operand is decomposed: the plan has memory for that one.
-        return choice._replace(partition=None, swapped=choice.swapped and isinstance(choice.stage, TensorStage))
+        return choice._replace(partition=partition, swapped=choice.swapped and isinstance(choice.stage, TensorStage))
 
     def _divided(self, part: Product) -> Choice:
         """Return the plan's choice for a part of another shape, with sums divided as far as its memory allows."""
@@ -375,10 +376,10 @@ class Plan:
         for other in heuristics.ranked(wanted, choice.stage):
             alike = (other.config, other.swapped) == (choice.config, choice.swapped)
             if alike and other.partition is not None:
-                launches = self._launches(other, part)
-                if workspaces.total_bytes(launches.scratch_bytes, launches.counters) <= self.workspace_bytes:
+                launches, (size, counters) = self._launches(other, part), self._room
+                if launches.scratch_bytes <= size and (launches.counters <= counters or launches.paced):
                     return other
-        return self._undivided()
+        return self._undivided(part)
 
 
 def _vectors_of(epilogue: Callable[..., Any]) -> int:

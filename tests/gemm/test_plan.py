@@ -19,6 +19,7 @@ from numba_gemm.gemm import request as requests
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.runtime import device as devices
+from numba_gemm.runtime import workspace as workspaces
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
@@ -314,3 +315,16 @@ def test_sums_of_a_folded_batch_are_divided(torch, gpu):
     decompose, multiplies, adds = names
     assert (decompose, adds.startswith("add_partials")) == ("decompose_bf16x6", True)
     assert multiplies.startswith(f"{made.stage}_bf16x6_{made.config.name}")
+
+
+@pytest.mark.parametrize("stage", ["auto", "stream_k", "thin"])
+@pytest.mark.parametrize(("m", "n", "k", "batch"), [(64, 64, 64, 300), (1, 48, 64, 300), (1, 16, 1000, 7)])
+def test_a_folded_batch_needs_no_more_memory_than_the_plan_has(torch, gpu, monkeypatch, stage, m, n, k, batch):
+    """Its product has more rows than the plan's: tiles that blocks may share, or not worth transposing."""
+    monkeypatch.setattr(workspaces, "clear", lambda *_: None)
+    size = -(-plan(m, n, k, batch=batch, stage=stage).workspace_bytes // 4)
+    memory = np.zeros(size + 64, np.float32)
+    memory = memory[-(memory.ctypes.data // 4) % 64 :][:size]
+    made = plan(m, n, k, batch=batch, stage=stage, workspace=Tensor(memory))
+    a, b = filled(batch * m, k), filled(k, n)
+    check(made(tensor(a.reshape(batch, m, k)), tensor(b)).x.reshape(-1, n), a, b)

@@ -9,7 +9,7 @@ from support.ladder_cases import Operand
 from numba_gemm import tiled_sgemm
 from numba_gemm.gemm import heuristics
 from numba_gemm.gemm.heuristics import Choice
-from numba_gemm.kernels.ladder import STAGES, partitions
+from numba_gemm.kernels.ladder import STAGES, _moving, partitions
 from numba_gemm.kernels.stage import Partition
 from numba_gemm.runtime import launch
 from numba_gemm.runtime.device import synchronize
@@ -21,7 +21,7 @@ def add_five(value, row, col, bias):
     return value + bias[col]
 
 
-def products(monkeypatch, apart, blocks, whole, a, b, c, **options):
+def products(monkeypatch, apart, blocks, whole, a, b, c, config=STREAM_K.test_config, **options):
     """The product, divided among blocks; and the number of launches."""
     counts = []
     own_launches = type(STREAM_K).own_launches
@@ -31,7 +31,7 @@ def products(monkeypatch, apart, blocks, whole, a, b, c, **options):
         counts.append(len(found.steps))
         return found
 
-    choice = Choice(STREAM_K, STREAM_K.test_config, Partition(blocks, whole))
+    choice = Choice(STREAM_K, config, Partition(blocks, whole))
     monkeypatch.setattr(partitions, "READS_APART", apart)
     monkeypatch.setattr(type(STREAM_K), "own_launches", counted)
     monkeypatch.setattr(heuristics, "best", lambda wanted: choice)
@@ -68,6 +68,15 @@ def test_the_bits_are_the_same(monkeypatch, case, epilogue, beta):
     np.testing.assert_array_equal(found, expected)
     exact = 1.5 * (a.astype(np.float64) @ b) + beta * c + (0.0 if epilogue is None else 5.0)
     np.testing.assert_allclose(found, exact, atol=1e-4)
+
+
+def test_warps_side_by_side_and_below_each_other(monkeypatch):
+    config, rng = _moving(64, 128, 8, 8, 8, 32, 64), np.random.default_rng(3)
+    a, b = rng.standard_normal((61, 24), np.float32), rng.standard_normal((24, 125), np.float32)
+    c = np.full((61, 125), np.nan, np.float32)
+    found, expected = (products(monkeypatch, apart, 3, 0, a, b, c, config)[0] for apart in (2, 1 << 30))
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found, a.astype(np.float64) @ b, atol=1e-4)
 
 
 def test_basic_stream_k_adds_all_parts_itself():

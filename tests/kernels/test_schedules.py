@@ -8,7 +8,7 @@ import pytest
 from support.schedule_cases import accesses_of, run_shared, scheduled, shared_cases
 
 from numba_gemm.device.access import ACCESSES
-from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES, partitions
 from numba_gemm.kernels.ladder import stage as ladder_stage
 from numba_gemm.kernels.ladder.partitions import default_partition
 from numba_gemm.kernels.product import Batch, Layout, Product, dense
@@ -27,7 +27,7 @@ def label(value):
 @pytest.mark.parametrize(("stage", "config"), ALL, ids=label)
 def test_table(stage, config, monkeypatch):
     for group in (2, 8):
-        monkeypatch.setattr(ladder_stage, "GROUP", group)
+        monkeypatch.setattr(partitions, "GROUP", group)
         monkeypatch.setattr(get_device(0), "_bound", {})  # without launches of another group
         for case in shared_cases(stage, config):
             outcomes = [run_shared(stage, config, case) for _ in range(LAUNCHES)]

@@ -12,9 +12,7 @@ from ...device.partition import batch_place, load_partial, member_of, owner, par
 from ...device.store import element_store
 from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
-from .partitions import EXTENT_BITS, MOST_THREADS
-
-AT_ONCE = 8  # parts that a thread reads at a time
+from .partitions import ADDED_AT_ONCE, EXTENT_BITS, MOST_THREADS
 
 
 @device_function
@@ -44,17 +42,17 @@ def build(config, variant):
         if parts > uint32(1):  # else stream_k has written the tile
             at = int64(element) * int64(cuda.blockDim.x) + int64(tid)
             size = int64(uint32(rows * cols))
-            values = cuda.local.array(AT_ONCE, float32)
+            values = cuda.local.array(ADDED_AT_ONCE, float32)
             total = float32(0)
             q = uint32(0)
             while q < parts:
-                for r in range(AT_ONCE):
+                for r in range(ADDED_AT_ONCE):
                     slot = part_slot(partition, index, lead, min(uint32(q + r), uint32(parts - 1)))
                     values[r] = load_partial(partition, slot * size + at)
-                for r in range(AT_ONCE):
+                for r in range(ADDED_AT_ONCE):
                     if uint32(q + r) < parts:
                         total += values[r]
-                q = uint32(q + AT_ONCE)
+                q = uint32(q + ADDED_AT_ONCE)
             tile = uint32(uint32(partition.whole) + index)
             z = c
             if uint32(partition.matrices) > uint32(1):

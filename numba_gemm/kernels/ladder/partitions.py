@@ -12,6 +12,7 @@ from ..product import Batch, Product
 from ..stage import Partition
 
 __all__ = [
+    "ADDED_AT_ONCE",
     "EXTENT_BITS",
     "GROUP",
     "MAX_LINE",
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 EXTENT_BITS = 10
-MOST_THREADS = 256  # of the kernel that adds parts
+MOST_THREADS, ADDED_AT_ONCE = 256, 8  # of the kernel that adds parts: threads, and parts that each reads at a time
 GROUP = 8  # rows of tiles that are walked together
 MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
 READS_APART = 4  # of parts of a tile, one after the other, beyond which another kernel adds them

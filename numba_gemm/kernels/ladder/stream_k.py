@@ -25,7 +25,7 @@ from numba import cuda, float32, int32, int64, uint32
 from ...device.access import covers
 from ...device.address import col_step, pinned, shared_address, shared_load4, transposed
 from ...device.async_copy import commit_group, wait_group
-from ...device.compensated import compensated_sums, special_sums
+from ...device.compensated import compensated_sums, plain_sums
 from ...device.matrix import shifted
 from ...device.outer_product import outer_product
 from ...device.partition import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
@@ -88,7 +88,7 @@ def build(config, variant):
     BOUNDS = (THREADS,) if DOUBLED else config.launch_bounds
     TOTALS = (TM, TN) if COMPENSATED else (1, 1)
     clear, add_exactly, finish = compensated_sums(TM, TN, checked=False)
-    compute_special = special_sums(TM, TN, LANES_M, LANES_N)
+    compute_special = plain_sums(TM, TN, LANES_M, LANES_N)
     AT_ONCE = parts_at_once(config)
     store_row = row_store(TN, 4 * LANES_N, variant.c_aligned)
     # Without an epilogue, small tiles are stored faster directly.

@@ -47,7 +47,7 @@ from ...device.partition import (
     member_of,
     owner,
     part_slot,
-    parts_at_once,
+    parts_in_group,
     piece,
     reset,
     store_partial,
@@ -302,7 +302,7 @@ def build(config, variant):
             if uint32(last - first) < k_tiles:
                 lead = owner(partition, uint32(index * k_tiles))
                 parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
-                most = parts_at_once(parts)
+                most = parts_in_group(parts)
                 mine, apart = uint32(block - lead), uint32(1)  # a sum's number, and parts from one sum to the next
                 while complete and parts > uint32(1):
                     slot = part_slot(partition, index, lead, uint32(mine * apart)) * PART + int64(tid)
