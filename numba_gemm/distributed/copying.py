@@ -183,14 +183,17 @@ class CopyingExecutor(Executor):
         """Run the block; raise an error on all ranks if it fails on one."""
         try:
             yield
+            self.go_on(when)
         except BaseException as error:
             if self.exchanging:  # with a rank that has ended, whose copies are not waited for
                 raise
             if not isinstance(error, OthersFailed):
                 self.all_agree(False)
-            self.lanes.finish_line()  # before slots are used again
+            try:
+                self.lanes.finish()
+            finally:
+                self.all_agree(True)  # from here on, nothing is written to any rank's buffer
             raise
-        self.go_on(when)
 
     def go_on(self, when: str) -> None:
         """Wait for all ranks; raise an error if one has failed."""
