@@ -69,13 +69,15 @@ def opened(
         words = CLOSED
         words = buffer.told()
     found, peers = gathered(mesh, words), {}
+    if NOTHING in found.values():
+        return None
     others = {one[0] for at, one in found.items() if at != own}
-    buffer.note_openers(others)  # also if one of them fails
-    with suppress(Exception):
-        peers = {at: buffer.open(one) for at, one in found.items() if at != own}
-    if not all_agree(mesh, len(peers) == len(found) - 1 and words not in (NOTHING, CLOSED)):
-        if NOTHING not in found.values():
-            _separate.add(key)
+    if CLOSED not in found.values():
+        buffer.note_openers(others)  # also if one of them fails
+        with suppress(Exception):
+            peers = {at: buffer.open(one) for at, one in found.items() if at != own}
+    if not all_agree(mesh, len(peers) == len(others)):
+        _separate.add(key)
         return None
     _known[key] = {at: one[1] for at, one in found.items()}, peers
     buffer.free_closed(others)
