@@ -62,26 +62,35 @@ def opened(
     known, peers = _known.get(key, ({}, {}))
     if known == numbers and all(rooms[at] <= facts.room for at, facts in told.items()):
         return peers
-    buffer, own = buffer_of(device), mesh.coordinate
+    # Ranks first try with one float, since memory that they cannot open would be kept in vain.
+    for elements in (rooms[mesh.coordinate],) if known else (1, rooms[mesh.coordinate]):
+        if not _exchanged(key, mesh, buffer_of(device), max(1, elements)):
+            return None
+    return _known[key][1]
+
+
+def _exchanged(key: tuple[Any, ...], mesh: Mesh, buffer: Buffer, elements: int) -> bool:
+    """Reserve memory, and open that of the other ranks; return True on all ranks if it is known then."""
     words = NOTHING
     with suppress(Exception):  # whatever the reason is, all ranks are told, and broadcast
-        buffer.reserve(max(1, rooms[own]))
+        buffer.reserve(elements)
         words = CLOSED
         words = buffer.told()
     found, peers = gathered(mesh, words), {}
     if NOTHING in found.values():
-        return None
-    others = {one[0] for at, one in found.items() if at != own}
+        return False
+    others = {at: one for at, one in found.items() if at != mesh.coordinate}
+    processes = {one[0] for one in others.values()}
     if CLOSED not in found.values():
-        buffer.note_openers(others)  # also if one of them fails
+        buffer.note_openers(processes)  # also if one of them fails
         with suppress(Exception):
-            peers = {at: buffer.open(one) for at, one in found.items() if at != own}
+            peers = {at: buffer.open(one) for at, one in others.items()}
     if not all_agree(mesh, len(peers) == len(others)):
         _separate.add(key)
-        return None
+        return False
     _known[key] = {at: one[1] for at, one in found.items()}, peers
-    buffer.free_closed(others)
-    return peers
+    buffer.free_closed(processes)
+    return True
 
 
 def release_memory() -> None:
