@@ -136,7 +136,9 @@ class CopyingExecutor(Executor):
     def __init__(self, *others: Any, mesh: Mesh, buffer: Buffer, peers: Mapping[Coordinate, Peer]) -> None:
         super().__init__(*others)
         self.mesh, self.buffer, self.peers = mesh, buffer, peers
-        self.turns = {at: self.work.turns(at) for at in (*peers, self.coordinate)}
+        ranks = (*peers, self.coordinate)
+        self.turns = {at: self.work.turns(at) for at in ranks}
+        self.begins = {at: self.work.slots(at)[0] for at in ranks}
         self.turn = 0  # of panels, the next one that this rank sends
         self.exchanging = False  # True if the last exchange with the other ranks has not ended
 
@@ -220,10 +222,9 @@ class CopyingExecutor(Executor):
 
     def panel_slots(self, operand: str, elements: int) -> list[Tensor]:
         """Return this rank's memory that others copy panels of an operand to."""
-        memory, slots = self.buffer.memory, range(self.work.panel_slots(self.coordinate))
+        memory = self.buffer.memory
         assert memory is not None
-        begins = [self.work.place(operand, slot, self.coordinate) for slot in slots]
-        return [memory[begin : begin + elements] for begin in begins]
+        return [memory[begin : begin + elements] for begin in self.begins[self.coordinate][operand]]
 
     def send_turn(self) -> None:
         """Copy to all ranks what they need from this one in the next turn."""
@@ -242,7 +243,7 @@ class CopyingExecutor(Executor):
             for fetch, piece in pieces:
                 panel = self.work.panels[fetch.panel]
                 begin, pitch = self.inside(panel, fetch.operand, piece.part)
-                begin += self.work.place(fetch.operand, slot, at)
+                begin += self.begins[at][fetch.operand][slot]
                 local = self.local(panel, fetch.operand, piece.part)
                 self.lanes.communicate(partial(peer.write, local, begin, pitch))
         self.lanes.record_line(self.buffer.ready[slot])
