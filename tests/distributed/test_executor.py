@@ -337,7 +337,9 @@ def followed(works, lanes, failing=None):
                 continue
             all_agree = agreements[work.division.grid]
             all_agree(True)  # as ranks compare arguments
-            own = [one[down.slice, across.slice].clone() for one, (down, across) in zip(whole, parts(work.division, at))]
+            own = [
+                one[down.slice, across.slice].clone() for one, (down, across) in zip(whole, parts(work.division, at))
+            ]
             executor = CopiesOnThreads(
                 *(work, at, (None, None), *own, ALPHA, BETA, multiply, lanes[at]),
                 buffer=memory[at],

@@ -248,7 +248,9 @@ def test_shards_of_any_extents():
 def test_slots_begin_at_multiples_of_16_bytes():
     """Whatever the extents are, slots that others copy to do not overlap, and rows of aligned length are aligned."""
     blocks = (ROWS, COLS)
-    division = divide(algorithm(blocks, blocks), (2, 2), blocks, blocks, *(shards((n, 7), blocks, (2, 2)) for n in (5, 7)))
+    division = divide(
+        algorithm(blocks, blocks), (2, 2), blocks, blocks, *(shards((n, 7), blocks, (2, 2)) for n in (5, 7))
+    )
     for panel, coordinate in product((None, 1, 3), division.coordinates):
         work = plan_work(division, "ieee", RATES, panel, copied=True)
         begins, end = work.slots(coordinate)
