@@ -1,12 +1,22 @@
 """Execution of a rank's steps where the ranks of a host copy panels to, and sums from, each other's memory.
 
-Panels travel in turns. In each, a rank copies what others need from its own operands to their slots, on the second
-stream, as soon as they have read what was there, and records an event after that. When all ranks have told that they
-have recorded theirs, each lets its product wait for those of the ranks that it receives from.
+An event is recorded by one rank and waited for by another, on whose host it must have been recorded before. So each
+step that records is followed by an exchange of all ranks (`go_on`), and each step that waits comes after it.
 
-Sums for others are written to this rank's buffer on the current stream, and an event is recorded after that. When all
-ranks have told so, each waits for the others' events and copies, on the second stream, and records that it has read.
-When all have told that, the current stream waits until all have read this rank's buffer.
+Panels travel in turns. In each, the second stream copies panels from this rank's operands to slots of the others:
+
+- It waits for `free` of a slot's owner: the product that read the slot has ended. At first it waits for all of them,
+  since slots of the product before may overlap.
+- It records `ready` after the copies. After an exchange, products of the receivers wait for it.
+
+Sums for others are computed by the current stream, which writes them to this rank's buffer:
+
+- It waits for this rank's own `free`: the products that read panels there have ended. After the sums, it records
+  `ready`.
+- After an exchange, the second stream of each rank waits for the others' `ready`, copies, and records `read`.
+- After another, the current stream waits for the others' `read`, and records `free`.
+
+If a rank fails, all finish both streams and meet, since what was not recorded cannot be waited for.
 """
 
 from __future__ import annotations
