@@ -1,12 +1,22 @@
 """Execution of a rank's steps where the ranks of a host copy panels to, and sums from, each other's memory.
 
-Panels travel in turns. In each, a rank copies what others need from its own operands to their slots, on the second
-stream, as soon as they have read what was there, and records an event after that. When all ranks have told that they
-have recorded theirs, each lets its product wait for those of the ranks that it receives from.
+An event is recorded by one rank and waited for by another, on whose host it must have been recorded before. So each
+step that records is followed by an exchange of all ranks (`go_on`), and each step that waits comes after it.
 
-Sums for others are written to this rank's buffer on the current stream, and an event is recorded after that. When all
-ranks have told so, each waits for the others' events and copies, on the second stream, and records that it has read.
-When all have told that, the current stream waits until all have read this rank's buffer.
+Panels travel in turns. In each, the second stream copies panels from this rank's operands to slots of the others:
+
+- It waits for `free` of a slot's owner: the product that read the slot has ended. At first it waits for all of them,
+  since slots of the product before may overlap.
+- It records `ready` after the copies. After an exchange, products of the receivers wait for it.
+
+Sums for others are computed by the current stream, which writes them to this rank's buffer:
+
+- It waits for this rank's own `free`: the products that read panels there have ended. After the sums, it records
+  `ready`.
+- After an exchange, the second stream of each rank waits for the others' `ready`, copies, and records `read`.
+- After another, the current stream waits for the others' `read`, and records `free`.
+
+If a rank fails, all finish both streams and meet, since what was not recorded cannot be waited for.
 """
 
 from __future__ import annotations
@@ -62,24 +72,35 @@ def opened(
     known, peers = _known.get(key, ({}, {}))
     if known == numbers and all(rooms[at] <= facts.room for at, facts in told.items()):
         return peers
-    buffer, own = buffer_of(device), mesh.coordinate
+    # Ranks first try with one float, since memory that they cannot open would be kept in vain.
+    for elements in (rooms[mesh.coordinate],) if known else (1, rooms[mesh.coordinate]):
+        if not _exchanged(key, mesh, buffer_of(device), max(1, elements)):
+            return None
+    return _known[key][1]
+
+
+def _exchanged(key: tuple[Any, ...], mesh: Mesh, buffer: Buffer, elements: int) -> bool:
+    """Reserve memory, and open that of the other ranks; return True on all ranks if it is known then."""
     words = NOTHING
     with suppress(Exception):  # whatever the reason is, all ranks are told, and broadcast
-        buffer.reserve(max(1, rooms[own]))
+        buffer.reserve(elements)
         words = CLOSED
         words = buffer.told()
     found, peers = gathered(mesh, words), {}
-    others = {one[0] for at, one in found.items() if at != own}
-    buffer.note_openers(others)  # also if one of them fails
-    with suppress(Exception):
-        peers = {at: buffer.open(one) for at, one in found.items() if at != own}
-    if not all_agree(mesh, len(peers) == len(found) - 1 and words not in (NOTHING, CLOSED)):
-        if NOTHING not in found.values():
-            _separate.add(key)
-        return None
+    if NOTHING in found.values():
+        return False
+    others = {at: one for at, one in found.items() if at != mesh.coordinate}
+    processes = {one[0] for one in others.values()}
+    if CLOSED not in found.values():
+        buffer.note_openers(processes)  # also if one of them fails
+        with suppress(Exception):
+            peers = {at: buffer.open(one) for at, one in others.items()}
+    if not all_agree(mesh, len(peers) == len(others)):
+        _separate.add(key)
+        return False
     _known[key] = {at: one[1] for at, one in found.items()}, peers
-    buffer.free_closed(others)
-    return peers
+    buffer.free_closed(processes)
+    return True
 
 
 def release_memory() -> None:
@@ -125,7 +146,9 @@ class CopyingExecutor(Executor):
     def __init__(self, *others: Any, mesh: Mesh, buffer: Buffer, peers: Mapping[Coordinate, Peer]) -> None:
         super().__init__(*others)
         self.mesh, self.buffer, self.peers = mesh, buffer, peers
-        self.turns = {at: self.work.turns(at) for at in (*peers, self.coordinate)}
+        ranks = (*peers, self.coordinate)
+        self.turns = {at: self.work.turns(at) for at in ranks}
+        self.begins = {at: self.work.slots(at)[0] for at in ranks}
         self.turn = 0  # of panels, the next one that this rank sends
         self.exchanging = False  # True if the last exchange with the other ranks has not ended
 
@@ -183,14 +206,17 @@ class CopyingExecutor(Executor):
         """Run the block; raise an error on all ranks if it fails on one."""
         try:
             yield
+            self.go_on(when)
         except BaseException as error:
             if self.exchanging:  # with a rank that has ended, whose copies are not waited for
                 raise
             if not isinstance(error, OthersFailed):
                 self.all_agree(False)
-            self.lanes.finish_line()  # before slots are used again
+            try:
+                self.lanes.finish()
+            finally:
+                self.all_agree(True)  # from here on, nothing is written to any rank's buffer
             raise
-        self.go_on(when)
 
     def go_on(self, when: str) -> None:
         """Wait for all ranks; raise an error if one has failed."""
@@ -206,10 +232,9 @@ class CopyingExecutor(Executor):
 
     def panel_slots(self, operand: str, elements: int) -> list[Tensor]:
         """Return this rank's memory that others copy panels of an operand to."""
-        memory, slots = self.buffer.memory, range(self.work.panel_slots(self.coordinate))
+        memory = self.buffer.memory
         assert memory is not None
-        begins = [self.work.place(operand, slot, self.coordinate) for slot in slots]
-        return [memory[begin : begin + elements] for begin in begins]
+        return [memory[begin : begin + elements] for begin in self.begins[self.coordinate][operand]]
 
     def send_turn(self) -> None:
         """Copy to all ranks what they need from this one in the next turn."""
@@ -228,7 +253,7 @@ class CopyingExecutor(Executor):
             for fetch, piece in pieces:
                 panel = self.work.panels[fetch.panel]
                 begin, pitch = self.inside(panel, fetch.operand, piece.part)
-                begin += self.work.place(fetch.operand, slot, at)
+                begin += self.begins[at][fetch.operand][slot]
                 local = self.local(panel, fetch.operand, piece.part)
                 self.lanes.communicate(partial(peer.write, local, begin, pitch))
         self.lanes.record_line(self.buffer.ready[slot])

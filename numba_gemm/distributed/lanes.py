@@ -79,7 +79,8 @@ class Lanes:
         if event is not None and self._line is not None:
             self._line.wait_event(event)
 
-    def finish_line(self) -> None:
-        """Wait on the host for all communication so far."""
-        if self._line is not None:
+    def finish(self) -> None:
+        """Wait on the host for all work so far."""
+        if self._products is not None and self._line is not None:
+            self._products.synchronize()
             self._line.synchronize()

@@ -57,6 +57,7 @@ CUTS = (1, 2, 4, 8)  # panels per range between two borders that are considered
 COPIED_FROM = 1e-3  # predicted seconds of a product from which ranks copy, which takes more exchanges among them
 CLEAR_GAIN = 0.99  # of the time with fewer panels, that more must be expected to take
 CHUNK_BYTES = 256 << 20
+ALIGNED = 4  # floats, 16 bytes: slots begin at multiples, so that kernels read aligned rows by vectors
 TILE = 128  # edge of a block's tile of C
 ALL_RANKS = 64  # up to so many ranks, the time of each is predicted; else that of some
 
@@ -143,14 +144,14 @@ class Work:
         found = [one for one in self.steps(coordinate) if isinstance(one, Fetch)] if self.copied else []
         return [list(group) for _, group in groupby(found, key=lambda one: one.panel)]
 
-    def panel_slots(self, coordinate: Coordinate) -> int:
-        """Panels of an operand that a rank has room for."""
-        return min(SLOTS, len(self.turns(coordinate))) if self.copied else SLOTS
-
-    def place(self, operand: str, slot: int, coordinate: Coordinate) -> int:
-        """Elements from the start of a rank's memory for others to one of its slots."""
-        before = 0 if operand == "a" else self.panel_slots(coordinate) * self.slot_elements("a", coordinate)
-        return before + slot * self.slot_elements(operand, coordinate)
+    def slots(self, coordinate: Coordinate) -> tuple[dict[str, list[int]], int]:
+        """Return where the slots of a rank begin in its memory for others, by operand, and the elements of all."""
+        count, begins, end = min(SLOTS, len(self.turns(coordinate))), {}, 0
+        for operand in "ab":
+            each = ceil_div(self.slot_elements(operand, coordinate), ALIGNED) * ALIGNED
+            begins[operand] = [end + slot * each for slot in range(count)]
+            end += count * each
+        return begins, end
 
     def room(self, coordinate: Coordinate) -> int:
         """Elements of the memory of a rank that others copy to or from."""
@@ -158,7 +159,7 @@ class Work:
             return 0
         if self.division.algorithm.reduces:
             return given_elements(self.chunks, coordinate[0])
-        return self.place("b", self.panel_slots(coordinate), coordinate)
+        return self.slots(coordinate)[1]
 
 
 def product_flops(precision: str, sm_count: int = H200_MULTIPROCESSORS, clock_hz: float = 1.98e9) -> float:

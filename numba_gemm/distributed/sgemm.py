@@ -103,7 +103,8 @@ def distributed_sgemm(
     (``init_process_group("cpu:gloo,cuda:nccl")``) the host does not wait for the GPU there, except in a call that needs
     a larger buffer. If a rank dies, the others end with PyTorch's error within the timeout of the process group.
 
-    The same call on the same mesh gives the same bits, as far as NCCL does where it adds sums. Each panel along k after
+    The same call on the same mesh gives the same bits, except where NCCL adds sums in another order, and if ranks copy
+    in one call and NCCL sends data in the other, which add panels in different orders. Each panel along k after
     the first one adds at most 2^-24 of an element's sum to the errors of the precision; for "bf16x6" and "bf16x9" there
     are at most eight.
 

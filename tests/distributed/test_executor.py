@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import random
 import threading
@@ -16,6 +17,7 @@ torch = pytest.importorskip("torch")
 from numba_gemm.distributed.copying import CopyingExecutor  # noqa: E402
 from numba_gemm.distributed.division import divide, shards  # noqa: E402
 from numba_gemm.distributed.executor import Executor  # noqa: E402
+from numba_gemm.distributed.failures import OthersFailed  # noqa: E402
 from numba_gemm.distributed.model import Rates, plan_work  # noqa: E402
 from numba_gemm.distributed.placements import COLS, ROWS, WHOLE, algorithm  # noqa: E402
 
@@ -62,14 +64,20 @@ class ThreadLanes:
 
     def __init__(self, products, line):
         self.products, self.line = ThreadStream(products), ThreadStream(line)
+        self.until_failure = math.inf  # products that can be sent
 
     @contextmanager
     def run(self):
         self.line.wait(self.products.record())
-        yield
-        self.products.wait(self.line.record())
+        try:
+            yield
+        finally:
+            self.products.wait(self.line.record())
 
     def multiply(self, action):
+        if not self.until_failure:
+            raise ArithmeticError("this product fails")
+        self.until_failure -= 1
         self.products.work.put(action)
 
     def communicate(self, action):
@@ -94,6 +102,10 @@ class ThreadLanes:
     def let_line_wait(self, event):
         if event is not None:
             self.line.wait(getattr(event, "latest", event))
+
+    def finish(self):
+        for stream in (self.products, self.line):
+            assert stream.record().wait(SECONDS)
 
 
 class Meeting:
@@ -152,16 +164,28 @@ class Memory:
         self.memory.as_strided(source.shape, (pitch, 1), begin).copy_(source)
 
 
-class CopiesOnThreads(CopyingExecutor):
-    """A copying executor whose ranks meet at a barrier."""
+class Agreement:
+    """An exchange that ends when all ranks have come: True if all have said so."""
 
-    def __init__(self, *others, barrier, **memory):
-        super().__init__(*others, mesh=None, **memory)
-        self.barrier = barrier
+    def __init__(self, count):
+        self.said, self.found = [], True
+        self.barrier = threading.Barrier(count, self._count, SECONDS)
 
-    def all_agree(self, fine):
+    def _count(self):
+        self.found, self.said = all(self.said), []
+
+    def __call__(self, fine):
+        self.said.append(fine)
         self.barrier.wait()
-        return fine
+        return self.found
+
+
+class CopiesOnThreads(CopyingExecutor):
+    """A copying executor whose ranks meet at an exchange."""
+
+    def __init__(self, *others, all_agree, **memory):
+        super().__init__(*others, mesh=None, **memory)
+        self.all_agree = all_agree
 
 
 def multiply(out, a, b, alpha, beta):
@@ -174,6 +198,7 @@ SLOW = {
     "both": (lambda: random.random() * 0.004,) * 2,
 }
 BLOCKS = (ROWS, COLS)
+BY_ROWS, SUMS = ((ROWS,), (ROWS,), (ROWS,)), ((COLS,), (ROWS,), (ROWS,))
 CASES = {
     "B along k": ((3,), (ROWS,), (ROWS,), (ROWS,)),
     "B along n": ((3,), (ROWS,), (COLS,), (ROWS,)),
@@ -276,7 +301,7 @@ def test_events_order_copies(case, slow, panel):
     work = plan_work(division, "ieee", Rates(56e12), panel, copied=True)
     assert work.copied
     memory = {at: Memory(work.room(at)) for at in division.coordinates}
-    barrier, ranks, hosts = threading.Barrier(len(memory), timeout=SECONDS), [], []
+    all_agree, ranks, hosts = Agreement(len(memory)), [], []
     for coordinate in division.coordinates:
         rank = Rank(division, coordinate, whole, slow, panel is None)
         peers = {at: one for at, one in memory.items() if at != coordinate}
@@ -284,7 +309,7 @@ def test_events_order_copies(case, slow, panel):
             *(work, coordinate, (None, None), *rank.given, ALPHA, BETA, multiply, rank.lanes),
             buffer=memory[coordinate],
             peers=peers,
-            barrier=barrier,
+            all_agree=all_agree,
         )
         ranks.append(rank)
         hosts.append(threading.Thread(target=rank.run, args=(executor, memory[coordinate].memory)))
@@ -295,41 +320,39 @@ def test_events_order_copies(case, slow, panel):
         rank.check(expected)
 
 
-@pytest.mark.parametrize("late", [0, 1])
-@pytest.mark.parametrize("panels", [(2, 8), (8, 2, 8, 2), (4, 2, 8, 1)])
-def test_products_follow_each_other_with_other_slots(panels, late):
-    """Slots of a product lie across those of the one before, which a slow rank still multiplies."""
-    mesh, placed, (m, n, k) = (2,), (ROWS,), (12, 10, 16)
-    division = divide(
-        algorithm(placed, placed, placed),
-        mesh,
-        placed,
-        placed,
-        shards((m, k), placed, mesh),
-        shards((k, n), placed, mesh),
-    )
-    works = [plan_work(division, "ieee", Rates(56e12), panel, copied=True) for panel in panels]
-    memory = {at: Memory(max(work.room(at) for work in works)) for at in division.coordinates}
-    barrier = threading.Barrier(len(memory), timeout=SECONDS)
+def followed(works, lanes, failing=None):
+    """Compute products one after the other in the same memory; the first one fails on the failing rank."""
+    memory = {at: Memory(max(work.room(at) for work in works if at in work.division.coordinates)) for at in lanes}
+    agreements = {work.division.grid: Agreement(math.prod(work.division.grid)) for work in works}
     generator = torch.Generator().manual_seed(1)
+    m, n, k = works[0].division.shape
     wholes = [
         [torch.randint(-4, 5, shape, generator=generator).float() for shape in ((m, k), (k, n), (m, n))] for _ in works
     ]
-    lanes = {at: ThreadLanes(*SLOW["products" if at[0] == late else "both"]) for at in memory}
     results = {}
 
     def rank(at):
-        peers = {other: one for other, one in memory.items() if other != at}
         for turn, (work, whole) in enumerate(zip(works, wholes)):
-            own = [one[down.slice, across.slice].clone() for one, (down, across) in zip(whole, parts(division, at))]
+            if at not in work.division.coordinates:
+                continue
+            all_agree = agreements[work.division.grid]
+            all_agree(True)  # as ranks compare arguments
+            own = [
+                one[down.slice, across.slice].clone() for one, (down, across) in zip(whole, parts(work.division, at))
+            ]
             executor = CopiesOnThreads(
                 *(work, at, (None, None), *own, ALPHA, BETA, multiply, lanes[at]),
                 buffer=memory[at],
-                peers=peers,
-                barrier=barrier,
+                peers={other: memory[other] for other in work.division.coordinates if other != at},
+                all_agree=all_agree,
             )
-            executor.run()
-            results[at, turn] = own[2]
+            if failing is None or turn:
+                executor.run()
+                results[at, turn] = own[2]
+            else:
+                with pytest.raises(ArithmeticError if at == failing else OthersFailed):
+                    executor.run()
+                lanes[at].until_failure = math.inf
 
     hosts = [threading.Thread(target=rank, args=(at,)) for at in memory]
     for host in hosts:
@@ -341,6 +364,41 @@ def test_products_follow_each_other_with_other_slots(panels, late):
         one.line.finish()
     for (at, turn), result in results.items():
         a, b, c = wholes[turn]
-        down, across = division.holds(at)
+        down, across = works[turn].division.holds(at)
         assert torch.equal(result, (ALPHA * a @ b + BETA * c)[down.slice, across.slice]), (at, turn)
-    assert len(results) == len(memory) * len(works)
+    computed = works if failing is None else works[1:]
+    assert len(results) == sum(len(work.division.coordinates) for work in computed)
+
+
+def work_of(placed, mesh, shape, panel):
+    m, n, k = shape
+    x, y, z = placed
+    division = divide(algorithm(x, y, z), mesh, x, y, shards((m, k), x, mesh), shards((k, n), y, mesh))
+    return plan_work(division, "ieee", Rates(56e12), panel, copied=True)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("panels", [(2, 8), (8, 2, 8, 2), (4, 2, 8, 1)])
+def test_products_follow_each_other_with_other_slots(panels, late):
+    """Slots of a product lie across those of the one before, which a slow rank still multiplies."""
+    works = [work_of(BY_ROWS, (2,), (12, 10, 16), panel) for panel in panels]
+    followed(works, {(at, 0): ThreadLanes(*SLOW["products" if at == late else "both"]) for at in range(2)})
+
+
+@pytest.mark.parametrize(
+    ("first", "panel", "second", "failing", "done", "slow"),
+    [
+        pytest.param(SUMS, None, BY_ROWS, 0, 0, {1: "products"}, id="sums for others"),
+        pytest.param(BY_ROWS, 8, SUMS, 0, 0, {1: "line"}, id="the last copies"),
+        pytest.param(BY_ROWS, None, BY_ROWS, 0, 1, {0: "products"}, id="an own piece"),
+        pytest.param(BY_ROWS, 8, BY_ROWS, 1, 0, {1: "products", 2: "line"}, id="copies of a third rank"),
+    ],
+)
+def test_a_product_follows_one_that_failed(first, panel, second, failing, done, slow):
+    """The second product, on two ranks, waits for what is left of the first one, which fails after some products."""
+    ranks = max(2, max(slow) + 1)
+    works = [work_of(first, (ranks,), (12, 10, 16), panel), work_of(second, (2,), (12, 10, 16), 8)]
+    delays = {"products": (0.03, 0.0), "line": (0.0, 0.03), None: (0.0, 0.0)}
+    lanes = {(at, 0): ThreadLanes(*(partial(float, one) for one in delays[slow.get(at)])) for at in range(ranks)}
+    lanes[failing, 0].until_failure = done
+    followed(works, lanes, (failing, 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -243,6 +243,23 @@ def test_shards_of_any_extents():
     for panel in (None, 2):
         check(plan_work(division, "ieee", RATES, panel), (8, 8, 10))
         check(plan_work(division, "ieee", RATES, panel, copied=True), (8, 8, 10))
+
+
+def test_slots_begin_at_multiples_of_16_bytes():
+    """Whatever the extents are, slots that others copy to do not overlap, and rows of aligned length are aligned."""
+    blocks = (ROWS, COLS)
+    division = divide(
+        algorithm(blocks, blocks), (2, 2), blocks, blocks, *(shards((n, 7), blocks, (2, 2)) for n in (5, 7))
+    )
+    for panel, coordinate in product((None, 1, 3), division.coordinates):
+        work = plan_work(division, "ieee", RATES, panel, copied=True)
+        begins, end = work.slots(coordinate)
+        assert len(begins["a"]) == len(begins["b"]) == min(2, len(work.turns(coordinate))) > 0
+        places = [(begin, operand) for operand in "ab" for begin in begins[operand]]
+        for (begin, operand), (after, _) in pairwise([*places, (end, "")]):
+            assert begin % 4 == 0
+            assert begin + work.slot_elements(operand, coordinate) <= after
+        assert work.room(coordinate) == end
 
 
 def test_own_panels_are_multiplied_first():

@@ -142,10 +142,10 @@ def memory(rank, world):
     """
     allocate = Executor.allocate
 
-    def none_left(self):
+    def none_left(self, *elements):
         if rank == world - 1:
             raise MemoryError("no memory is left")
-        allocate(self)
+        allocate(self, *elements)
 
     model.COPIED_FROM = 0.0
     with torch.inference_mode():
@@ -164,6 +164,13 @@ def memory(rank, world):
     buffer.lacks = int(rank == world - 1)  # on one rank: none copies
     assert (distributed_sgemm(**shards(rank)) == TERMS).all()
     assert buffer.room == 0
+    buffer.lacks = 0
+    reserve = Buffer.reserve
+    Buffer.reserve = none_left if rank == world - 1 else reserve
+    for openers in (0, world - 1):
+        assert (distributed_sgemm(**shards(rank)) == TERMS).all()
+        assert len(buffer._openers) == openers  # memory is kept until all of these have closed it
+        Buffer.reserve = reserve
     return "errors"
 
 
@@ -183,6 +190,7 @@ def apart(rank, world):
     assert len(copying._separate) == 1
     assert not copying._known
     assert len(tried) == (rank == world - 1)
+    assert buffer_of(torch.device("cpu")).room == 1  # memory that none can open is not kept
     return "broadcasts"
 
 
