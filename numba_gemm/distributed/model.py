@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -59,6 +60,7 @@ CLEAR_GAIN = 0.99  # of the time with fewer panels, that more must be expected t
 CHUNK_BYTES = 256 << 20
 ALIGNED = 4  # floats, 16 bytes: slots begin at multiples, so that kernels read aligned rows by vectors
 TILE = 128  # edge of a block's tile of C
+KEPT = 64  # plans of products, and turns and slots of as many ranks, which are the same when a call is repeated
 ALL_RANKS = 64  # up to so many ranks, the time of each is predicted; else that of some
 
 
@@ -91,9 +93,9 @@ class Prediction(NamedTuple):
     communication: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Work:
-    """All steps of a product: those with panels, or chunks whose sums are added.
+    """All steps of a product: those with panels, or chunks whose sums are added. Each is equal to itself only.
 
     Attributes
     ----------
@@ -139,11 +141,13 @@ class Work:
         """Chunks of C, or of sums for one, that a rank holds at a time."""
         return min(SLOTS, self.division.grid[0] - 1 if self.copied else len(self.chunks)) if self.chunks else 0
 
+    @lru_cache(maxsize=KEPT)  # noqa: B019 - it keeps few objects
     def turns(self, coordinate: Coordinate) -> list[list[Fetch]]:
         """Panels that others copy to a rank, at most one of A and one of B in each turn."""
         found = [one for one in self.steps(coordinate) if isinstance(one, Fetch)] if self.copied else []
         return [list(group) for _, group in groupby(found, key=lambda one: one.panel)]
 
+    @lru_cache(maxsize=KEPT)  # noqa: B019 - it keeps few objects
     def slots(self, coordinate: Coordinate) -> tuple[dict[str, list[int]], int]:
         """Return where the slots of a rank begin in its memory for others, by operand, and the elements of all."""
         count, begins, end = min(SLOTS, len(self.turns(coordinate))), {}, 0
@@ -186,14 +190,20 @@ def plan_work(division: Division, precision: str, rates: Rates, panel: int | Non
     found = division.algorithm
     sends = found.reduces or any(one is not None for one in travelling(division))
     if copied and sends and not found.spreads and max(division.grid) > 1:
-        work = _planned(division, precision, rates, panel, copied=True)
-        if work.predicted(rates).seconds >= COPIED_FROM:
+        work, seconds = _planned(division, precision, rates, panel, copied=True)
+        if seconds >= COPIED_FROM:
             return work
-    return _planned(division, precision, rates, panel, copied=False)
+    return _planned(division, precision, rates, panel, copied=False)[0]
 
 
-def _planned(division: Division, precision: str, rates: Rates, panel: int | None, copied: bool) -> Work:
-    """Choose panels, or chunks of C, which are copied or sent by all ranks together."""
+@lru_cache(maxsize=KEPT)
+def _planned(division: Division, precision: str, rates: Rates, panel: int | None, copied: bool) -> tuple[Work, float]:
+    """Choose panels, or chunks of C, which are copied or sent by all ranks together; return the predicted time, too."""
+    work = _chosen(division, precision, rates, panel, copied)
+    return work, work.predicted(rates).seconds
+
+
+def _chosen(division: Division, precision: str, rates: Rates, panel: int | None, copied: bool) -> Work:
     if division.algorithm.reduces and copied:
         return Work(division, chunks=tuple(chunks_of(division, max(1, division.shape[0]))), copied=True)
     if division.algorithm.reduces:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
 import pytest
 
+from numba_gemm.distributed import model
 from numba_gemm.distributed.division import divide, shards
 from numba_gemm.distributed.model import LEAST, MOST_SUMS, Rates, Work, plan_work
 from numba_gemm.distributed.placements import COLS, ROWS, WHOLE, algorithm
@@ -221,6 +223,7 @@ def test_panels_of_several_ranks(monkeypatch, precision, least):
     pieces = []
     monkeypatch.setattr("numba_gemm.distributed.model.LEAST", dict.fromkeys(LEAST, least))
     monkeypatch.setattr("numba_gemm.distributed.model.LEAST_OF_OTHERS", least)
+    monkeypatch.setattr("numba_gemm.distributed.model._planned", model._planned.__wrapped__)  # plans of other numbers
     for mesh, (a, b) in product([(5,), (4, 3), (3, 4)], [((ROWS, COLS), (ROWS, COLS)), ((WHOLE, COLS), (ROWS, WHOLE))]):
         placed = (a[: len(mesh)], b[: len(mesh)])
         for m, n, k in [(7, 9, 23), (3, 2, 12), (6, 6, 6)]:
@@ -243,6 +246,15 @@ def test_shards_of_any_extents():
     for panel in (None, 2):
         check(plan_work(division, "ieee", RATES, panel), (8, 8, 10))
         check(plan_work(division, "ieee", RATES, panel, copied=True), (8, 8, 10))
+
+
+def test_a_repeated_product_is_planned_once(monkeypatch):
+    division = divide(algorithm((ROWS,), (ROWS,)), (4,), (ROWS,), (ROWS,), *(shards((8, 8), (ROWS,), (4,)),) * 2)
+    work = plan_work(division, "ieee", RATES, copied=True)
+    monkeypatch.setattr(model, "_chosen", None)
+    again = plan_work(replace(division), "ieee", RATES._replace(), copied=True)
+    assert again is work
+    assert again.turns((1, 0)) is work.turns((1, 0))
 
 
 def test_slots_begin_at_multiples_of_16_bytes():
