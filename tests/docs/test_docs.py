@@ -71,6 +71,7 @@ def test_readme_is_short():
     assert len(text.split()) < 1100
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of PyTorch, by the import of Inductor
 @pytest.mark.parametrize(
     "path",
     [path for path in sorted((ROOT / "numba_gemm").rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")],
