@@ -270,7 +270,12 @@ def special_values(found: Published) -> str:
     shape = spelled(Shape(*(rows[0][name] for name in Shape._fields)))
     made = Table("", headers, lines, left=headers[:2]).markdown()
     return "\n\n".join(
-        [f"Times as long as without them, at {shape}:", made, missed(SPECIAL_VALUES.claims(frame)), source(how)]
+        [
+            f"Time relative to the same product without them, at {shape}:",
+            made,
+            missed(SPECIAL_VALUES.claims(frame)),
+            source(how),
+        ]
     )
 
 

@@ -146,10 +146,9 @@ def autotune(
     """Measure the fastest kernel of `tiled_sgemm` for such operands on this GPU, and use it from now on.
 
     The choice is kept on disk, beside the compiled kernels, for this kind of GPU and version of numba_gemm. From then
-    on, in this process and later ones, `tiled_sgemm` and `plan` with ``stage="auto"`` follow it, and `explain` tells
-    so, for products of the same extents, number of matrices, layouts, alignment and precision, with an epilogue or
-    without.
-    `clear_autotuned` undoes it. Plans that exist already keep what they chose.
+    on, in this process and later ones, `tiled_sgemm` and `plan` with ``stage="auto"`` follow it, and `explain` reports
+    it, for products of the same extents, number of matrices, layouts, alignment and precision, with an epilogue or
+    without. `clear_autotuned` undoes it. Plans that exist already keep their choices.
 
     Only shapes, strides and addresses of the arrays matter; their elements are neither read nor written. The products
     are computed in memory that is allocated for this purpose, with the same layouts, and filled with random numbers.
@@ -161,11 +160,11 @@ def autotune(
     a, b, out, precision, epilogue, epilogue_args
         Those of `tiled_sgemm`. If that takes several launches, the first one's operands are measured.
     candidates : int
-        Most ways to compute the product that are measured: those that the model expects most of, but of several kernels
-        rather than all of one.
+        Largest number of candidates to measure: those that the model ranks highest, but of several kernels rather than
+        all of one.
     seconds : float
-        About how long to take. The first time, most of it goes to compiling; when half is spent, no further candidates
-        are begun, but two are measured however long they take.
+        Approximate duration. The first time, most of it is compilation. No further candidate is begun after half of it,
+        but two are always measured.
 
     Returns
     -------
@@ -238,8 +237,8 @@ def clear_autotuned(device: DeviceLike | None = None) -> int:
     Parameters
     ----------
     device : int, str or device object, optional
-        GPU whose kind of GPU is meant: 0, "cuda:0", or an object of PyTorch, CuPy, Numba or cuda.core. By default all
-        that were ever measured.
+        GPU for whose model to forget the choices: 0, "cuda:0", or an object of PyTorch, CuPy, Numba or cuda.core. By
+        default, all choices are forgotten.
 
     Returns
     -------

@@ -82,9 +82,8 @@ class Precompiled(NamedTuple):
         Names of the stage and its configuration; the configuration is empty for kernels that prepare operands.
     variant : str
         "aligned" for operands that allow 128-bit accesses, "whole" if they also consist of whole tiles, or "any". For a
-        scheduled stage, how tiles of A
-        and of B are loaded, and whether C is aligned (`numba_gemm.kernels.ladder.stage.Variant`). On tensor cores, the
-        precision.
+        scheduled stage, how tiles of A and of B are loaded, and whether C is aligned
+        (`numba_gemm.kernels.ladder.stage.Variant`). On tensor cores, the precision.
     cc : tuple of int
         Compute capability, (major, minor).
     seconds : float
@@ -120,10 +119,10 @@ def precompile(
     Parameters
     ----------
     stages : str or iterable of str
-        Names of stages as `tiled_sgemm` takes them: "auto" for the kernels that are chosen for usual products, which
-        are of a few rows or columns to 20,000. A stage's name for its kernels: those of its first configuration, or, if
-        it divides products among blocks, those that it is chosen with. Kernels for other products, and with epilogues,
-        are compiled at the first one.
+        Names of stages as `tiled_sgemm` takes them. "auto" stands for the kernels that are chosen for usual products,
+        with extents from a few rows or columns to 20,000. The name of a stage stands for the kernels of its first
+        configuration or, if it divides products among blocks, for those with which it is chosen. Other kernels, and
+        those with epilogues, are compiled when a product first needs them.
     cc : tuple of int, float, int or str, or iterable of them, optional
         Compute capabilities: (9, 0), 9.0, 90, "9.0" or "sm_90" for one; then no GPU is needed. By default those of the
         GPUs that are present.
@@ -135,9 +134,9 @@ def precompile(
         M, N and K of products. Then only the kernels that these stages choose for dense operands of such shapes are
         compiled. Without a GPU of a compute capability, the choice is that for a model of it, see `MODELS`.
     layouts : str or iterable of str
-        Layouts of A and B in `shapes`: "NN", "NT", "TN" or "TT"; T is a matrix stored by columns. Without shapes,
-        the layouts of usual products of few rows or columns, or whose extents are no whole vectors of four; the others
-        are in all four.
+        Layouts of A and B in `shapes`: "NN", "NT", "TN" or "TT"; T is a matrix stored by columns. Without `shapes`,
+        the layouts of the usual products with few rows or columns, or with extents that are not multiples of four;
+        other usual products are compiled in all four layouts.
     dtype : str or tuple of str
         Data type of A and B, or one of each: "float32", "float16" or "bfloat16". Operands of 16 bits have a kernel that
         converts them.

@@ -1,7 +1,10 @@
-"""Pages of docs/ whose code runs, and prints what they say."""
+"""Pages of docs/ and docstrings whose code runs, and prints what they say; tables of all pages."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
+import itertools
 import linecache
 import re
 import subprocess
@@ -15,7 +18,8 @@ from support.debugger import scripted
 from numba_gemm.simulator.probe import simulator_environment
 
 pytestmark = pytest.mark.simulator
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 
 
 def blocks(page):
@@ -65,3 +69,34 @@ def test_readme_is_short():
     assert len(re.findall(r"^\|[ :|-]+\|$", text, re.MULTILINE)) == 1
     assert len(re.findall(r"<img |!\[", text)) == 1
     assert len(text.split()) < 1100
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of PyTorch, by the import of Inductor
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted((ROOT / "numba_gemm").rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")],
+    ids=lambda path: path.stem,
+)
+def test_examples_of_docstrings(path):
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        pytest.skip(f"needs {error.name}")
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "notebooks").glob("*.md")), *sorted(DOCS.rglob("*.md"))],
+    ids=lambda page: page.stem,
+)
+def test_tables_have_a_head(page):
+    """Rows without one, such as those behind a merge's markers, are shown as text."""
+    lines = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE).splitlines()
+    for is_table, group in itertools.groupby(map(str.strip, lines), lambda line: line.startswith("|")):
+        rows = list(group)
+        if is_table:
+            assert re.fullmatch(r"[|:\- ]+", rows[1] if len(rows) > 1 else ""), rows[0]
+        else:
+            assert not [line for line in rows if re.match(r"(<{7}|={7}|>{7})( |$)", line)]

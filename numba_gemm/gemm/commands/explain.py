@@ -22,8 +22,7 @@ def parser() -> Parser:
         "--cc",
         type=compute_capability,
         metavar="X.Y",
-        help="compute capability; a model of such a GPU is described where there is none (default: that of the "
-        "current GPU)",
+        help="compute capability; without such a GPU, a model of one decides (default: that of the current GPU)",
     )
     return made
 
