@@ -371,14 +371,18 @@ class Plan:
 
     def _divided(self, part: Product) -> Choice:
         """Return the plan's choice for a part of another shape, with sums divided as far as its memory allows."""
-        choice = self._choice
-        wanted = heuristics.problem(part, devices.get_device(self.device).properties, self.precision)
-        for other in heuristics.ranked(wanted, choice.stage):
-            alike = (other.config, other.swapped) == (choice.config, choice.swapped)
-            if alike and other.partition is not None:
-                launches, (size, counters) = self._launches(other, part), self._room
-                if launches.scratch_bytes <= size and (launches.counters <= counters or launches.paced):
-                    return other
+        choice, (size, counters) = self._choice, self._room
+        owner = devices.get_device(self.device)
+        wanted = heuristics.problem(part, owner.properties, self.precision)
+        ranked = [one for one in heuristics.ranked(wanted, choice.stage) if one.partition is not None]
+        others = [one for one in ranked if (one.config, one.swapped) == (choice.config, choice.swapped)]
+        if choice.stage.takes_partition:
+            usual = owner.partition(choice.stage, choice.config, part)
+            others.append(choice._replace(partition=usual, swapped=False))
+        for other in others:
+            launches = self._launches(other, part)
+            if launches.scratch_bytes <= size and (launches.counters <= counters or launches.paced):
+                return other
         return self._undivided(part)
 
 
