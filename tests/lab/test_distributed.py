@@ -13,7 +13,8 @@ from numba_gemm.lab.bench import distributed
         (4, 65536, distributed.BY_ROWS, "bf16x6", 0.94),
         (8, 65536, distributed.BY_ROWS, "bf16x6", 0.9),
         (8, 65536, distributed.BY_ROWS, "ieee", 0.94),
-        (4, 16384, distributed.BY_ROWS, "ieee", distributed.OTHER_RATIO),
+        (4, 16384, distributed.BY_ROWS, "ieee", 0.95),
+        (2, 65536, distributed.BY_ROWS, "ieee", distributed.OTHER_RATIO),
         (2, 16384, distributed.BLOCKS, "ieee", distributed.OTHER_RATIO),
     ],
 )
