@@ -161,11 +161,12 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
 
     @device_function
     def add_group(c, upper, lower, alpha, total, beta, j):
+        # Rounded as the compiler does in `store_axpby1`, so that bits do not depend on the alignment of C.
         above, below = global_load2(c, upper), global_load2(c, lower)
-        total[j, 0] = alpha * total[j, 0] + beta * above[0]
-        total[j, 1] = alpha * total[j, 1] + beta * above[1]
-        total[j, 2] = alpha * total[j, 2] + beta * below[0]
-        total[j, 3] = alpha * total[j, 3] + beta * below[1]
+        total[j, 0] = cuda.fma(alpha, total[j, 0], beta * above[0])
+        total[j, 1] = cuda.fma(alpha, total[j, 1], beta * above[1])
+        total[j, 2] = cuda.fma(alpha, total[j, 2], beta * below[0])
+        total[j, 3] = cuda.fma(alpha, total[j, 3], beta * below[1])
 
     @device_function
     def store_group(c, upper, lower, alpha, total, beta, j):
