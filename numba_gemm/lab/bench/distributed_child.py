@@ -6,8 +6,12 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
+from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -24,6 +28,8 @@ from numba_gemm.torch.operators import compute_into
 
 TIMEOUT = timedelta(seconds=60)
 DEVICE = "cpu" if SIMULATOR else "cuda"
+ROUNDS = 3  # in which contenders take turns, so that a GPU that gets warmer slows all of them alike
+OURS = ("", "alone_", "broadcast_")  # beginnings of our products' columns
 SAMPLED = 128  # rows and columns of C; the elements where they cross are compared with float64
 Call = Callable[[], Any]
 
@@ -55,17 +61,58 @@ def nvml() -> Nvml | None:
     return None if SIMULATOR else open_nvml(f"GPU-{torch.cuda.get_device_properties().uuid}")
 
 
-def seconds_per_call(call: Call, seconds: float) -> tuple[float, ClockSamples]:
-    """Return the seconds per call of the slowest rank, and clocks and power of this rank's GPU.
+@dataclass
+class Contender:
+    """A call, with what computes the error of its result, and the context in which it is called.
 
-    They are of as many calls as fill the time, after as many others.
+    It writes to `result`, unless it returns a DTensor.
     """
-    call()
-    count = max(1, int(seconds / largest(elapsed(call, synchronize))))
-    elapsed(call, synchronize, count)
-    with sampled_clocks(nvml()) as clocks:
-        taken = elapsed(call, synchronize, count)
-    return largest(taken), clocks
+
+    call: Call
+    result: Any
+    error: Callable[[Any], float]
+    context: Any = field(default_factory=nullcontext)
+    spans: list[tuple[float, ClockSamples]] = field(default_factory=list)
+    count: int = 0  # of calls per turn
+
+    def found_error(self) -> float:
+        """Return the error of the result of a call."""
+        self.result.fill_(math.nan)
+        with self.context:
+            found = self.call()
+        return self.error(found.to_local() if isinstance(found, DTensor) else self.result)
+
+    def run(self, seconds: float) -> None:
+        """Add the seconds per call of the slowest rank, and clocks and power of this rank's GPU.
+
+        They are of as many calls as fill the time, after as many others.
+        """
+        with self.context:
+            self.count = self.count or max(1, int(seconds / largest(elapsed(self.call, synchronize))))
+            elapsed(self.call, synchronize, self.count)
+            with sampled_clocks(nvml()) as clocks:
+                taken = elapsed(self.call, synchronize, self.count)
+        self.spans.append((largest(taken), clocks))
+
+
+def timed(contenders: dict[str, Contender], flops: float, most: float, seconds: float) -> dict[str, Any]:
+    """Return the rates of contenders, which take turns, NaN of wrong results; and the largest error of our products.
+
+    Ours also have clocks and power, but for those by NCCL.
+    """
+    errors = {prefix: one.found_error() for prefix, one in contenders.items()}
+    for _ in range(ROUNDS):
+        for prefix, one in contenders.items():
+            if errors[prefix] <= most:
+                one.run(seconds / ROUNDS)
+    row: dict[str, Any] = {"error": max(errors[prefix] for prefix in OURS)} if "" in errors else {}
+    for prefix, one in contenders.items():
+        taken, clocks = zip(*one.spans) if one.spans else ([math.nan], [ClockSamples()])
+        row[f"{prefix}tflops"] = flops / median(taken) / 1e12
+        if prefix in OURS[:2]:
+            row[f"{prefix}mhz"] = of_all_ranks(median(sample.median_mhz for sample in clocks))
+            row[f"{prefix}watts"] = of_all_ranks(median(sample.watts for sample in clocks))
+    return row
 
 
 def by_addmm(out: Any, a: Any, b: Any, alpha: float, beta: float, precision: str) -> None:
@@ -130,29 +177,18 @@ def described(placements: str, shape: Shape, precision: str) -> dict[str, Any]:
 
 
 def measured(name: str, n: int, precision: str, *, seconds: float) -> dict[str, Any]:
-    """Verify and time a product of N x N matrices, and what it is compared with, each by itself."""
+    """Verify and time a product of N x N matrices, and what it is compared with."""
     world, placed = dist.get_world_size(), PLACEMENTS[name]
     a, b, out = (shard(n, one) for one in placed)
     used: tuple[Any, Any, Any] = placed if name != BLOCKS else ((ROWS, COLS),) * 3
     mesh = init_device_mesh(DEVICE, grid(BLOCKS) if name == BLOCKS else (world,))
     arguments = {"placements": used[:2], "out_placements": used[2], "precision": precision, "mesh": mesh}
     flops = 2.0 * n**3 / world
-    divided_error, errors = comparison(Shape(n, n, n), a, b, placed), list[float]()
+    divided_error = comparison(Shape(n, n, n), a, b, placed)
     row = described(name, Shape(n, n, n), precision)
 
     def together() -> None:
         sgemm.distributed_sgemm(a, b, out, **arguments)
-
-    def time(prefix: str, call: Call, result: Any = out, error: Callable[[Any], float] = divided_error) -> None:
-        """Verify a call, then time it; its rate is NaN if its result is wrong."""
-        result.fill_(math.nan)
-        found = call()
-        errors.append(error(found.to_local() if isinstance(found, DTensor) else result))
-        correct = errors[-1] <= largest_correct(precision, n)
-        taken, clocks = seconds_per_call(call, seconds) if correct else (math.nan, ClockSamples())
-        row[f"{prefix}tflops"] = flops / taken / 1e12
-        if prefix in ("", "alone_"):
-            row[f"{prefix}mhz"], row[f"{prefix}watts"] = map(of_all_ranks, (clocks.median_mhz, clocks.watts))
 
     # The same product on one GPU: the sums of a part of C over all of K.
     x, y, c = (torch.randn(shape, device=DEVICE) for shape in ((out.shape[0], n), (n, out.shape[1]), out.shape))
@@ -161,23 +197,23 @@ def measured(name: str, n: int, precision: str, *, seconds: float) -> dict[str, 
         rows, cols = map(chosen, found.shape)
         return sampled_error(x[rows], y[:, cols], found[rows][:, cols])
 
-    time("alone_", lambda: compute_into(c, x, y, 1.0, 0.0, precision), c, local_error)  # type: ignore[arg-type]
-    time("", together)
-    usual, model.COPIED_FROM = model.COPIED_FROM, float("inf")
-    time("broadcast_", together)
-    model.COPIED_FROM = usual
-    row["error"] = max(errors)
+    by_nccl, by_torch = patch.object(model, "COPIED_FROM", math.inf), patch.object(sgemm, "compute_into", by_addmm)
+    contenders = {
+        "alone_": Contender(lambda: compute_into(c, x, y, 1.0, 0.0, precision), c, local_error),  # type: ignore[arg-type]
+        "": Contender(together, out, divided_error),
+        "broadcast_": Contender(together, out, divided_error, by_nccl),
+    }
     if precision == IEEE:
-        time("addmm_alone_", lambda: torch.mm(x, y, out=c), c, local_error)
-        sgemm.compute_into = by_addmm  # type: ignore[assignment]
-        time("addmm_", together)
-        sgemm.compute_into = compute_into
-        if name != BLOCKS:
-            del x, y, c
-            left, right, result = (
-                DTensor.from_local(one, mesh, [Shard(int(at == COLS))]) for one, at in zip((a, b, out), placed)
-            )
-            time("dtensor_", lambda: (left @ right).redistribute(placements=result.placements))
+        contenders["addmm_alone_"] = Contender(lambda: torch.mm(x, y, out=c), c, local_error)
+        contenders["addmm_"] = Contender(together, out, divided_error, by_torch)
+    row |= timed(contenders, flops, largest_correct(precision, n), seconds)
+    if precision == IEEE and name != BLOCKS:
+        del x, y, c, contenders
+        left, right, result = (
+            DTensor.from_local(one, mesh, [Shard(int(at == COLS))]) for one, at in zip((a, b, out), placed)
+        )
+        dtensor = Contender(lambda: (left @ right).redistribute(placements=result.placements), out, divided_error)
+        row |= timed({"dtensor_": dtensor}, flops, largest_correct(precision, n), seconds)
     alone: Any = {} if math.isnan(row["alone_tflops"]) else {"flops": row["alone_tflops"] * 1e12}
     how: Any = {"a": used[0], "b": used[1], "out": used[2], "precision": precision} | alone
     plan = explain(n, n, n, mesh=tuple(mesh.shape), **how)
