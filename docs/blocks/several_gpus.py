@@ -36,7 +36,24 @@ def distributed(found: Published) -> str:
         figure("`A @ B` of DTensors", "dtensor_tflops", number),
         figure("error", "error", significant, 2),
     )
-    return "\n\n".join([made.markdown(), missed(DISTRIBUTED.claims(pd.DataFrame(rows))), source(how)])
+    heads = ("mhz", "MHz"), ("watts", "W")
+    beside = table(
+        "",
+        [row for row in rows if isinstance(row["mhz"], str)],
+        text("placements", "placements"),
+        Column("N", lambda row: str(int(row["n"]))),
+        code("precision"),
+        figure("by copies", "tflops", number),
+        figure("predicted", "predicted_tflops", number),
+        *(
+            text(f"{begin}{name}", f"{head}{of}")
+            for name, head in heads
+            for begin, of in (("alone_", " alone"), ("", ""))
+        ),
+    )
+    explained = "Rates that the model predicts from the speed alone, and the clock and power of each GPU:"
+    claims = missed(DISTRIBUTED.claims(pd.DataFrame(rows)))
+    return "\n\n".join([made.markdown(), claims, explained, beside.markdown(), source(how)])
 
 
 def streamed_devices(found: Published) -> str:
