@@ -57,6 +57,10 @@ if SIMULATOR:
             if inside and col + i < matrix.shape[1]:
                 matrix[row, col + i] = np.float32(values[i])
 
+    def write4_partial(inside, matrix, row, col, values):
+        """Write as `write4_if`, in one 128-bit access if all four floats lie in the matrix, whose rows are aligned."""
+        write4_if(inside, matrix, row, col, values)
+
 else:
     import operator
 
@@ -161,6 +165,31 @@ else:
             for i, (here, address) in enumerate(masked_neighbours(builder, signature.args[1], *place)):
                 value = builder.extract_value(values, i)
                 builder.asm(function, code, "r,l,f", [here, address, value], side_effect=True)
+            return context.get_dummy_value()
+
+        return types.void(types.boolean, matrix, types.int64, types.int64, types.UniTuple(types.float32, 4)), codegen
+
+    @intrinsic
+    def write4_partial(typingctx, inside, matrix, row, col, values):
+        """Write as `write4_if`, in one 128-bit access if all four floats lie in the matrix, whose rows are aligned."""
+        I32 = ir.IntType(32)
+        function = ir.FunctionType(ir.VoidType(), [I32, I32, GLOBAL_BYTE_POINTER, *[ir.FloatType()] * 4])
+        code = (
+            "{ .reg .pred p; setp.ne.b32 p, $0, 0; @p st.global.v4.f32 [$2], {$3, $4, $5, $6}; "
+            "setp.gt.s32 p, $1, 0; @p st.global.f32 [$2], $3; setp.gt.s32 p, $1, 1; @p st.global.f32 [$2+4], $4; "
+            "setp.gt.s32 p, $1, 2; @p st.global.f32 [$2+8], $5; }"
+        )
+
+        def codegen(context, builder, signature, args):
+            inside, matrix, row, col, values = args
+            address = element_address(builder, signature.args[1], matrix, row, col)
+            left = builder.sub(builder.extract_value(matrix, 2), col)
+            whole = builder.icmp_signed(">=", left, ir.Constant(left.type, 4))
+            single = builder.select(whole, ir.Constant(left.type, 0), left)  # floats that are written one by one
+            single = builder.select(inside, builder.trunc(single, I32), ir.Constant(I32, 0))
+            whole = builder.zext(builder.and_(inside, whole), I32)
+            floats = [builder.extract_value(values, i) for i in range(4)]
+            builder.asm(function, code, "r,r,l,f,f,f,f", [whole, single, address, *floats], side_effect=True)
             return context.get_dummy_value()
 
         return types.void(types.boolean, matrix, types.int64, types.int64, types.UniTuple(types.float32, 4)), codegen

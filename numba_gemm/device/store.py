@@ -9,7 +9,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from ..simulator.switch import device_function
 from .address import address_of, col_step, global_store1_if, product, row_step, shared_load1, shared_store4
-from .matrix import read4_if, write4_if
+from .matrix import read4_if, write4_if, write4_partial
 from .units import WARP
 from .vector import load4, store4
 
@@ -55,28 +55,35 @@ def store_axpby4(c, row, col, alpha, acc, beta):
             )
 
 
-@device_function
-def store_axpby4_any(c, row, col, alpha, acc, beta):
-    """Variant of `store_axpby4` for any strides and extents, by masked 32-bit accesses."""
-    inside = row < c.shape[0]
-    old = read4_if(inside and beta != float32(0), c, row, col)
-    write4_if(
-        inside,
-        c,
-        row,
-        col,
-        (
-            alpha * acc[0] + beta * old[0],
-            alpha * acc[1] + beta * old[1],
-            alpha * acc[2] + beta * old[2],
-            alpha * acc[3] + beta * old[3],
-        ),
-    )
+@lru_cache(maxsize=64)
+def masked_store(write):
+    """Return a variant of `store_axpby4` for any extents, by a function that writes like `write4_if`."""
+
+    @device_function
+    def store(c, row, col, alpha, acc, beta):
+        inside = row < c.shape[0]
+        old = read4_if(inside and beta != float32(0), c, row, col)
+        write(
+            inside,
+            c,
+            row,
+            col,
+            (
+                alpha * acc[0] + beta * old[0],
+                alpha * acc[1] + beta * old[1],
+                alpha * acc[2] + beta * old[2],
+                alpha * acc[3] + beta * old[3],
+            ),
+        )
+
+    return store
 
 
 @lru_cache(maxsize=64)
-def row_store(columns, apart, aligned):
+def row_store(columns, apart, aligned, partial=False):
     """Return a device function that writes row i of a thread tile to C, four consecutive elements at a time.
+
+    If C is `aligned`, these are vectors; the last one of a row may be `partial`.
 
     The thread tile has 4, 8 or 16 columns; its groups of four lie ``apart`` columns apart. The groups are unrolled by
     hand: a loop over groups within a loop over rows keeps the compiler from unrolling both, and accumulators that are
@@ -84,7 +91,7 @@ def row_store(columns, apart, aligned):
     """
     if columns not in (4, 8, 16):
         raise ValueError(f"thread tiles of 4, 8 or 16 columns can be stored, got {columns}")
-    store = store_axpby4 if aligned else store_axpby4_any
+    store = masked_store(write4_partial if partial else write4_if) if partial or not aligned else store_axpby4
 
     @device_function
     def store_row(c, row, col, alpha, acc, i, beta):

@@ -88,7 +88,7 @@ class Costs:
         True if A and B allow 128-bit accesses along whichever axis is contiguous, in `thin` partial ones at the end of
         a row.
     stores_vectors : bool
-        True if C is stored in 128-bit accesses.
+        True if C can be stored in 128-bit accesses.
     compensated : bool
         True for sums whose error does not grow with K.
 

@@ -68,6 +68,7 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         a_contiguous=FLOAT32_BYTES in (a.row_stride, a.col_stride),
         b_contiguous=FLOAT32_BYTES in (b.row_stride, b.col_stride),
         c_pairs=(pitch | c.offset | batch.c[0] | batch.c[1] | batch.c[2]) % (2 * FLOAT32_BYTES) == 0,
+        c_vectors=c_whole and c.aligned_rows,
         a_narrow=narrow and product.narrow_a,
         b_narrow=narrow and product.transposed.narrow_a,
         by_columns=by_columns,

@@ -47,7 +47,7 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     """
     m, n, k, matrices = wanted.m, wanted.n, wanted.k, wanted.matrices
     stage = only if isinstance(only, LadderStage) else None
-    in_vectors = wanted.aligned and not wanted.epilogue
+    in_vectors = wanted.c_vectors and not wanted.epilogue
     both_ways = not wanted.epilogue and (min(m, n) <= FEW_COLUMNS or wanted.by_columns)
     found, a_along, b_along = [], wanted.a_along, wanted.b_along
     by_columns = memory

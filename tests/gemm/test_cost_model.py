@@ -106,7 +106,7 @@ def test_what_takes_longer_is_predicted_to():
     assert clocks(costs_of_key(key, stores_vectors=False), 4096, 4096, 1024) > in_vectors
     plain = choose(Problem(4096, 4096, 1024)).clocks
     assert (
-        choose(Problem(4096, 4096, 1024, aligned=False)).clocks
+        choose(Problem(4096, 4096, 1024, c_vectors=False)).clocks
         == choose(Problem(4096, 4096, 1024, epilogue=True)).clocks
     )
     assert choose(Problem(4096, 4096, 1024, epilogue=True)).clocks > plain

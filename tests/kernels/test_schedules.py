@@ -5,7 +5,7 @@ In the simulator `test_broken_kernels.py` runs the table, for the kernels as the
 from __future__ import annotations
 
 import pytest
-from support.schedule_cases import accesses_of, run_shared, scheduled, shared_cases
+from support.schedule_cases import run_shared, scheduled, shared_cases, variant_of_case
 
 from numba_gemm.device.access import ACCESSES
 from numba_gemm.kernels.ladder import STAGES, partitions
@@ -15,6 +15,7 @@ from numba_gemm.kernels.product import Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Partition
 from numba_gemm.runtime.device import get_device
 
+STREAM_K = STAGES["stream_k"]
 ALL = [(stage, config) for stage in scheduled(STAGES) for config in (stage.test_config, *stage.configs)]
 LAUNCHES = 3  # on one workspace, the counters of which each must leave at 0
 
@@ -37,16 +38,16 @@ def test_table(stage, config, monkeypatch):
 
 
 def test_cases_reach_every_access():
-    stage = STAGES["stream_k"]
-    reached = {
-        case.accesses: accesses_of(stage, stage.test_config, case) for case in shared_cases(stage, stage.test_config)
-    }
-    assert all(accesses == name for name, accesses in reached.items())
+    config = STREAM_K.test_config
+    reached = [(case.accesses.split(), variant_of_case(config, case)) for case in shared_cases(STREAM_K, config)]
+    assert all(accesses == [variant.a, variant.b] for accesses, variant in reached)
     for side in (0, 1):
-        assert {accesses.split()[side] for accesses in reached.values()} == set(ACCESSES)
+        assert {accesses[side] for accesses, _ in reached} == set(ACCESSES)
+    partial = {accesses[0][-1] for accesses, variant in reached if variant.c_partial}
+    assert partial == {"4", "1"}, "rows of C that end within a vector, beside loads of vectors and of floats"
+    assert {variant.c_aligned and not variant.c_partial for _, variant in reached} == {True, False}
 
 
-STREAM_K = STAGES["stream_k"]
 # Tiles, k-tiles and blocks; the partition.
 DEFAULT_PARTITIONS = [
     (12, 10, 4, Partition(4, 12)),
@@ -95,7 +96,7 @@ ACCESS_OF = {
 ALIGNED = {
     "rows": ((0, 8, 8, 32, 4), (0, 0, 0), True),
     "rows backwards": ((0, 8, 8, -32, 4), (0, 0, 0), True),
-    "rows of 6": ((0, 8, 6, 32, 4), (0, 0, 0), False),
+    "rows of 6": ((0, 8, 6, 32, 4), (0, 0, 0), "partial"),
     "9 floats from row to row": ((0, 8, 8, 36, 4), (0, 0, 0), False),
     "address": ((8, 8, 8, 32, 4), (0, 0, 0), False),
     "columns": ((0, 8, 8, 4, 32), (0, 0, 0), False),
@@ -134,7 +135,18 @@ def test_access(case):
 def test_vector_stores(case):
     place, steps, aligned = ALIGNED[case]
     variant = variant_of(ROWS, ROWS, place, STILL, STILL, steps)
-    assert (variant.a, variant.b, variant.c_aligned) == ("along4", "along4", aligned)
+    assert (variant.a, variant.b, variant.c_aligned) == ("along4", "along4", bool(aligned))
+    assert variant.c_partial == (aligned == "partial")
+
+
+def test_one_kernel_of_small_tiles_stores_whole_and_partial_vectors():
+    """Beside loads of floats; with an epilogue, C is stored float by float, whatever its alignment."""
+    small = next(config for config in STREAM_K.configs if config.BM == config.BN == 64)
+    a, b = placed(4, 8, 8, 32, 4), placed(*ROWS).transposed
+    for c in (ROWS, ALIGNED["rows of 6"][0]):
+        variant = ladder_stage.variant_of(small, Product(a, b, placed(*c)), "ieee")
+        assert variant == ("along1", "along1", True, None, 0, False, True)
+        assert not ladder_stage.variant_of(small, Product(a, b, placed(*c), epilogue=abs), "ieee").c_aligned
 
 
 @pytest.mark.parametrize("case", [case for case in ALIGNED if "step" not in case])
@@ -142,7 +154,9 @@ def test_aligned_variant_of_unscheduled_stages(case):
     place, _, aligned = ALIGNED[case]
     for which in range(3):
         product = Product(*(placed(*(place if i == which else ROWS)) for i in range(3)))
-        assert STAGES["vectorized"].variant(COVERED, product) == (ladder_stage.ALIGNED if aligned else ladder_stage.ANY)
+        assert STAGES["vectorized"].variant(COVERED, product) == (
+            ladder_stage.ALIGNED if aligned is True else ladder_stage.ANY
+        )
 
 
 @pytest.mark.parametrize("extra", [(0, 0, 0), (4, 0, 0), (0, 4, 0), (0, 0, 4)])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig, variant_of
+from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig, Variant, variant_of
 from numba_gemm.kernels.product import ONE, Batch
 from numba_gemm.kernels.stage import IEEE, Partition
 from numba_gemm.models.accuracy import compare, reference
@@ -26,13 +26,14 @@ COLUMNS = Place(by_columns=True)
 # Layouts of A, B and C by the tile loaders' accesses for A and for B.
 BY_ACCESS: dict[str, tuple[Place, Place, Place]] = {
     "along4 across4": LAYOUTS["rows"],
-    "across4 along4": (COLUMNS, COLUMNS, LAYOUTS["rows"][2]),
+    "across4 along4": (COLUMNS, COLUMNS, Place(extra=1)),
     "along1 across1": LAYOUTS["one float off"],
     "across1 along1": (Place(by_columns=True, offset=1), Place(by_columns=True, extra=1), Place(offset=3, extra=2)),
     "any any": LAYOUTS["backwards and spaced"],
     "along4 along4": LAYOUTS["B by columns"],
     "across4 across4": LAYOUTS["A by columns"],
     "across1 across1": (Place(by_columns=True, offset=1), Place(offset=1), Place(offset=1)),
+    "along1 along1": (Place(offset=1), Place(by_columns=True, offset=1), Place(extra=1)),
 }
 
 
@@ -70,13 +71,14 @@ def shared_cases(stage: LadderStage, config: TileConfig) -> list[Shared]:
     cases = [
         Shared("across1 across1", (bm - 3, bn - 1, 2 * bk + 3), 2),
         Shared("along4 along4", (bm - 4, bn, 2 * bk + 4), 1),
-        Shared("across4 along4", (bm + 4, bn + 4, 2 * bk + 4), 3, whole=2, beta=0.5),
+        Shared("across4 along4", (bm + 4, bn + 3, 2 * bk + 4), 3, whole=2, beta=0.5),
         Shared("across1 along1", (2 * bm + 1, bn + 3, 2 * bk + 1), 4, whole=1, epilogue=True),
         Shared("across4 across4", (bm - 4, bn, 2 * bk + 3), 1),
         Shared("along4 across4", (8, 4, 2 * bk - 4), 9, whole=2, batch=True, epilogue=True),
         Shared("any any", (bm + 1, bn - 1, 3 * bk + 3), 7, beta=1.0),
         Shared("along4 across4", (bm + 4, bn + 4, 3 * bk + 4), 5, beta=-2.0),
         Shared("along1 across1", (bm + 3, bn - 1, 4 * bk - 1), 3, beta=0.5, epilogue=True),
+        Shared("along1 along1", (bm - 1, 2 * bn - 1, bk + 1), 3, beta=-0.5),
     ]
     return [case for case in cases if stage.takes_epilogue or not (case.batch or case.epilogue)]
 
@@ -171,15 +173,14 @@ def _vector(values: np.ndarray) -> Vector:
     return Vector(on_device.device_ctypes_pointer.value, values.size, 4, on_device)
 
 
-def accesses_of(stage: LadderStage, config: TileConfig, case: Shared) -> str:
-    """Return how a case's operands are loaded: by its `accesses`, if the configuration has them."""
+def variant_of_case(config: TileConfig, case: Shared) -> Variant:
+    """Return how a case's operands are loaded, and C is stored: by its `accesses`, if the configuration has them."""
     m, n, k = case.shape
     matrices = [
         Operand.place(*place.view(*extents, NAN)).matrix
         for place, extents in zip(BY_ACCESS[case.accesses], ((m, k), (k, n), (m, n)))
     ]
-    variant = variant_of(config, product_of(*matrices), IEEE)
-    return f"{variant.a} {variant.b}"
+    return variant_of(config, product_of(*matrices), IEEE)
 
 
 def scheduled(stages: dict[str, LadderStage]) -> Iterator[LadderStage]:

@@ -150,13 +150,15 @@ class Variant(NamedTuple):
     a, b : str
         Access to the operands' tiles, one of `numba_gemm.device.tile_loader.ACCESSES`; that of B is to its transpose.
     c_aligned : bool
-        True if C has unit column stride, 16-byte aligned rows and a multiple of four columns.
+        True if C has unit column stride and 16-byte aligned rows.
     epilogue : callable or None
         Device function ``(value, row, col, *vectors)`` applied to each element of C.
     vectors : int
         Number of vectors that the epilogue takes.
     compensated : bool
         True for sums whose error does not grow with K, see `numba_gemm.device.compensated`.
+    c_partial : bool
+        True for a C that is aligned, and whose columns may be no multiple of four.
     """
 
     a: str
@@ -165,11 +167,13 @@ class Variant(NamedTuple):
     epilogue: Callable[..., Any] | None = None
     vectors: int = 0
     compensated: bool = False
+    c_partial: bool = False
 
     @property
     def name(self) -> str:
         """Accesses and alignment in one word."""
-        word = f"{self.a}_{self.b}_{'aligned' if self.c_aligned else 'any'}{'_compensated' if self.compensated else ''}"
+        c = ("partial" if self.c_partial else "aligned") if self.c_aligned else "any"
+        word = f"{self.a}_{self.b}_{c}{'_compensated' if self.compensated else ''}"
         return word if self.epilogue is None else f"{word}_{getattr(self.epilogue, '__name__', 'epilogue')}"
 
 
@@ -192,16 +196,18 @@ def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     a = access_of(of_a, product.a, batch.a[0] | batch.a[1] | batch.a[2], in_lanes)
     of_b, y = covering(config, config.BN), product.b.transposed
     b = access_of(of_b, y, batch.b[0] | batch.b[1] | batch.b[2], in_lanes)
-    aligned = product.c.aligned and (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES == 0
     small = config.BM * config.BN <= 64 * 128
     if small and not in_lanes and b[-1] == "1":  # then A by floats, too, and the other way round: fewer kernels
         a = a.replace("4", "1")
     if small and a[-1] == "1":
         b = b.replace("4", "1")
-    if in_lanes or (small and a[-1] == "1"):  # `thin` stores C by floats
-        aligned = False
+    # `thin` stores C by floats; so do others with an epilogue, and their vectors only make more kernels.
+    floats, plain, whole = small and a[-1] == "1", product.epilogue is None, product.c.aligned
+    vectors = product.c.aligned_rows if plain else whole and not floats
+    aligned = vectors and not in_lanes and (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES == 0
+    partial = aligned and plain and (floats or not whole)  # small tiles: one kernel for both
     compensated = precision != IEEE and product.k > FEW_TERMS
-    return Variant(a, b, aligned, product.epilogue, len(product.vectors), compensated)
+    return Variant(a, b, aligned, product.epilogue, len(product.vectors), compensated, partial)
 
 
 @lru_cache(maxsize=256)

@@ -90,7 +90,7 @@ def build(config, variant):
     clear, add_exactly, finish = compensated_sums(TM, TN, checked=False)
     compute_special = plain_sums(TM, TN, LANES_M, LANES_N)
     AT_ONCE = parts_at_once(config)
-    store_row = row_store(TN, 4 * LANES_N, variant.c_aligned)
+    store_row = row_store(TN, 4 * LANES_N, variant.c_aligned, variant.c_partial)
     # Without an epilogue, small tiles are stored faster directly.
     STAGED = variant.epilogue is not None or (not variant.c_aligned and TM * TN >= SUMS_STAGED)
 
