@@ -18,7 +18,7 @@ from math import ceil, gcd, inf, sqrt
 from ..device.units import FLOAT32_BYTES, WARP
 from ..kernels.ladder import STAGES as LADDER
 from ..kernels.ladder.partitions import ADDED_AT_ONCE, MAX_LINE, READS_APART, parts_at_once
-from ..kernels.ladder.stage import SUMS_STAGED, LadderStage, TileConfig, compensates
+from ..kernels.ladder.stage import SUMS_STAGED, LadderStage, TileConfig, compensates, is_small, stores_partial_vectors
 from ..kernels.stage import Stage
 from ..models.roofline import FP32_LANES_PER_SM
 from .ladder_rates import COMPENSATED, RATES, Rate, rate_of
@@ -333,6 +333,7 @@ def costs_of(
     vectors: bool,
     partial_vectors: bool,
     stores_vectors: bool,
+    stores_partial: bool,
     compensated: bool = False,
 ) -> tuple[Costs, ...]:
     """Return the costs of all candidates on a device, or of one stage's."""
@@ -342,7 +343,13 @@ def costs_of(
         for stage, config in found
     )
     return tuple(
-        Costs(stage, config, rate, cc, sm_count, in_vectors, stores_vectors, compensated)
+        Costs(
+            *(stage, config, rate, cc, sm_count, in_vectors),
+            stores_partial
+            if stores_partial_vectors(config)
+            else stores_vectors and (in_vectors or not is_small(config)),
+            compensated,
+        )
         for stage, config, rate, in_vectors in rates
         if rate is not None and (in_vectors or rate.floats) and (not compensated or compensates(config))
     )

@@ -43,9 +43,15 @@ def test_cases_reach_every_access():
     assert all(accesses == [variant.a, variant.b] for accesses, variant in reached)
     for side in (0, 1):
         assert {accesses[side] for accesses, _ in reached} == set(ACCESSES)
-    partial = {accesses[0][-1] for accesses, variant in reached if variant.c_partial}
-    assert partial == {"4", "1"}, "rows of C that end within a vector, beside loads of vectors and of floats"
-    assert {variant.c_aligned and not variant.c_partial for _, variant in reached} == {True, False}
+
+
+@pytest.mark.parametrize("accesses", ["across4 along4", "along1 along1"])
+def test_small_tiles_store_partial_vectors(accesses):
+    """Rows of C are aligned and end within a vector; A and B are read in vectors, and float by float."""
+    (config,) = filter(ladder_stage.stores_partial_vectors, STREAM_K.configs)
+    for case in (case for case in shared_cases(STREAM_K, config) if case.accesses == accesses):
+        assert variant_of_case(config, case).c_partial
+        assert run_shared(STREAM_K, config, case).ok
 
 
 # Tiles, k-tiles and blocks; the partition.
@@ -96,7 +102,7 @@ ACCESS_OF = {
 ALIGNED = {
     "rows": ((0, 8, 8, 32, 4), (0, 0, 0), True),
     "rows backwards": ((0, 8, 8, -32, 4), (0, 0, 0), True),
-    "rows of 6": ((0, 8, 6, 32, 4), (0, 0, 0), "partial"),
+    "rows of 6": ((0, 8, 6, 32, 4), (0, 0, 0), False),
     "9 floats from row to row": ((0, 8, 8, 36, 4), (0, 0, 0), False),
     "address": ((8, 8, 8, 32, 4), (0, 0, 0), False),
     "columns": ((0, 8, 8, 4, 32), (0, 0, 0), False),
@@ -135,18 +141,23 @@ def test_access(case):
 def test_vector_stores(case):
     place, steps, aligned = ALIGNED[case]
     variant = variant_of(ROWS, ROWS, place, STILL, STILL, steps)
-    assert (variant.a, variant.b, variant.c_aligned) == ("along4", "along4", bool(aligned))
-    assert variant.c_partial == (aligned == "partial")
+    assert (variant.a, variant.b, variant.c_aligned, variant.c_partial) == ("along4", "along4", aligned, False)
 
 
-def test_one_kernel_of_small_tiles_stores_whole_and_partial_vectors():
-    """Beside loads of floats; with an epilogue, C is stored float by float, whatever its alignment."""
-    small = next(config for config in STREAM_K.configs if config.BM == config.BN == 64)
-    a, b = placed(4, 8, 8, 32, 4), placed(*ROWS).transposed
-    for c in (ROWS, ALIGNED["rows of 6"][0]):
-        variant = ladder_stage.variant_of(small, Product(a, b, placed(*c)), "ieee")
-        assert variant == ("along1", "along1", True, None, 0, False, True)
-        assert not ladder_stage.variant_of(small, Product(a, b, placed(*c), epilogue=abs), "ieee").c_aligned
+@pytest.mark.parametrize(("offset", "loads"), [(0, "along4"), (4, "along1")])
+@pytest.mark.parametrize("case", ALIGNED)
+def test_vector_stores_of_small_tiles(case, offset, loads):
+    """One kernel stores whole and partial vectors beside loads of floats; with an epilogue, floats are stored."""
+    (config,) = filter(ladder_stage.stores_partial_vectors, STREAM_K.configs)
+    place, steps, aligned = ALIGNED[case]
+    product = Product(
+        placed(offset, 8, 8, 32, 4), placed(*ROWS).transposed, placed(*place), Batch((2, 2, 2), STILL, STILL, steps)
+    )
+    variant, floats, rows = ladder_stage.variant_of(config, product, "ieee"), offset > 0, case == "rows of 6"
+    stores = aligned or rows
+    assert (variant.a, variant.c_aligned, variant.c_partial) == (loads, stores, stores and (rows or floats))
+    with_epilogue = ladder_stage.variant_of(config, product._replace(epilogue=abs), "ieee")
+    assert (with_epilogue.c_aligned, with_epilogue.c_partial) == (aligned and not floats, False)
 
 
 @pytest.mark.parametrize("case", [case for case in ALIGNED if "step" not in case])
@@ -154,9 +165,7 @@ def test_aligned_variant_of_unscheduled_stages(case):
     place, _, aligned = ALIGNED[case]
     for which in range(3):
         product = Product(*(placed(*(place if i == which else ROWS)) for i in range(3)))
-        assert STAGES["vectorized"].variant(COVERED, product) == (
-            ladder_stage.ALIGNED if aligned is True else ladder_stage.ANY
-        )
+        assert STAGES["vectorized"].variant(COVERED, product) == (ladder_stage.ALIGNED if aligned else ladder_stage.ANY)
 
 
 @pytest.mark.parametrize("extra", [(0, 0, 0), (4, 0, 0), (0, 4, 0), (0, 0, 4)])

@@ -188,6 +188,19 @@ def compensates(config: TileConfig) -> bool:
     return sums <= 32 <= config.BN
 
 
+def is_small(config: TileConfig) -> bool:
+    """Return True for tiles whose kernels load A and B, and store C, in vectors only if they do all: fewer kernels."""
+    return config.BM * config.BN <= 64 * 128
+
+
+def stores_partial_vectors(config: TileConfig) -> bool:
+    """Return True if a configuration of `stream_k` stores vectors if rows of C end within one.
+
+    Larger tiles are stored as fast float by float, through shared memory.
+    """
+    return config.lanes_k == 1 and config.TM * config.TN < SUMS_STAGED
+
+
 def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     """Return the fastest variant that these operands allow."""
     batch, of_a, in_lanes = product.batch, covering(config, config.BM), config.lanes_k > 1
@@ -196,18 +209,19 @@ def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     a = access_of(of_a, product.a, batch.a[0] | batch.a[1] | batch.a[2], in_lanes)
     of_b, y = covering(config, config.BN), product.b.transposed
     b = access_of(of_b, y, batch.b[0] | batch.b[1] | batch.b[2], in_lanes)
-    small = config.BM * config.BN <= 64 * 128
+    small = is_small(config)
     if small and not in_lanes and b[-1] == "1":  # then A by floats, too, and the other way round: fewer kernels
         a = a.replace("4", "1")
     if small and a[-1] == "1":
         b = b.replace("4", "1")
-    # `thin` stores C by floats; so do others with an epilogue, and their vectors only make more kernels.
-    floats, plain, whole = small and a[-1] == "1", product.epilogue is None, product.c.aligned
-    vectors = product.c.aligned_rows if plain else whole and not floats
-    aligned = vectors and not in_lanes and (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES == 0
-    partial = aligned and plain and (floats or not whole)  # small tiles: one kernel for both
+    floats, whole = small and a[-1] == "1", product.c.aligned
+    aligned = whole and not (in_lanes or floats)  # `thin` stores C by floats
+    partial = product.c.aligned_rows and stores_partial_vectors(config) and product.epilogue is None
+    partial = partial and (floats or not whole)  # one kernel for both
+    if (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES:
+        aligned = partial = False
     compensated = precision != IEEE and product.k > FEW_TERMS
-    return Variant(a, b, aligned, product.epilogue, len(product.vectors), compensated, partial)
+    return Variant(a, b, aligned or partial, product.epilogue, len(product.vectors), compensated, partial)
 
 
 @lru_cache(maxsize=256)
