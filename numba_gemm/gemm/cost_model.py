@@ -18,7 +18,7 @@ from math import ceil, gcd, inf, sqrt
 from ..device.units import FLOAT32_BYTES, WARP
 from ..kernels.ladder import STAGES as LADDER
 from ..kernels.ladder.partitions import ADDED_AT_ONCE, MAX_LINE, READS_APART, parts_at_once
-from ..kernels.ladder.stage import SUMS_STAGED, LadderStage, TileConfig, compensates, is_small, stores_partial_vectors
+from ..kernels.ladder.stage import LadderStage, TileConfig, compensates, stores_partial_vectors
 from ..kernels.stage import Stage
 from ..models.roofline import FP32_LANES_PER_SM
 from .ladder_rates import COMPENSATED, RATES, Rate, rate_of
@@ -28,31 +28,31 @@ __all__ = ["COMPENSATED", "RATES", "Costs", "Rate", "costs_of", "rate_of", "rate
 # The constants below and RATES are fitted to 7,086 products of 132 shapes on an H200 (132 SMs at 1.98 GHz, graph
 # replays; docs/experiments.md); REGROUP, to 183 products of 38 thin or deep shapes; that of `coalesced`, to 9,000 small
 # products of 513 shapes on an H100. Clocks of a launch, and of a piece of a tile of C.
-LAUNCH, PIECE = 1626, 683
+LAUNCH, PIECE = 1597, 885
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
-OVERLAP = 2.49
+OVERLAP = 2.59
 # So do these and the operands' bytes, but for `thin`. This and most of `first` in RATES, and the rates of `thin`, are
 # fitted to 4,700 products of 645 shapes on an H100; its tiles of 16x1, 32x4 and 32x16, to 211 of 101 shapes.
-MEMORY_OVERLAP = 4
-# Bytes of C per clock that an SM writes: in vectors, float by float through shared memory, and from where the sums are,
-# as small thread tiles do without an epilogue.
-STORE, STORE_STAGED, STORE_FLOATS = 93, 26, 7.8
+MEMORY_OVERLAP = 2.5
+# Bytes of C per clock that an SM writes: in vectors, or float by float through shared memory; and float by float from
+# where the sums are, as small thread tiles do without an epilogue.
+STORE, STORE_FLOATS = 31, 9.1
 # The same, as a limit of all SMs, for a C whose rows in memory are columns of tiles: each float is written for itself.
 # Fitted to two products with short sums.
-STORE_COLUMNS = 0.7
+STORE_COLUMNS = 1.16
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
-MEET, TRIP = 3550, 825
+MEET, TRIP = 4150, 821
 # `thin` adds more parts than the first of these in groups, and then the groups' sums, which takes so many clocks more.
-IN_GROUP, REGROUP = 16, 3000
-ADDING = 5200  # clocks of the launch that adds parts of sums
+IN_GROUP, REGROUP = 16, 2290
+# Clocks of the launch that adds parts of sums, and bytes of C per clock that an SM writes in it.
+ADDING, STORE_APART = 5430, 3.0
 # Clocks until its block begins with another tile, after a part of one.
-AGAIN = 4000
-FIRST_FLOATS = 1000  # clocks until `thin` has its first tiles if copies are of single floats
+AGAIN = 2740
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
-SHARED_RATE, LONE_RATE = 21.1, 138
+SHARED_RATE, LONE_RATE = 16.2, 135
 # Fraction of device memory's theoretical bandwidth that kernels reach, and factor by which bytes take longer in `thin`
 # if the contiguous axis of A is not k: its tiles have few neighbouring rows.
-MEMORY_EFFICIENCY, NARROW_ROWS = 0.85, 1.1
+MEMORY_EFFICIENCY, NARROW_ROWS = 0.792, 1.036
 # Operations that compensated sums take beside each multiply-add, in `stream_k` and in `thin`; registers per SM; floats
 # that `thin` converts to float64 per clock, and clocks until a lane's sum is added to those of others in float64.
 COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 65536, 16, 6
@@ -88,7 +88,7 @@ class Costs:
         True if A and B allow 128-bit accesses along whichever axis is contiguous, in `thin` partial ones at the end of
         a row.
     stores_vectors : bool
-        True if C can be stored in 128-bit accesses.
+        True if C is stored in 128-bit accesses, or through shared memory.
     compensated : bool
         True for sums whose error does not grow with K.
 
@@ -112,7 +112,6 @@ class Costs:
         "_at_once",
         "_blocks",
         "_k_tile",
-        "_launch",
         "_size",
         "_store",
         "_tile",
@@ -171,14 +170,13 @@ class Costs:
             self.most_columns = TILES_ALONG * config.BN
             if self.in_groups or config.BN < FEW_COLUMNS:
                 self.most_columns = min(self.most_columns, THIN_COLUMNS if self.in_groups else FEW_COLUMNS)
-        self._launch = LAUNCH + (FIRST_FLOATS if self.in_groups and not vectors else 0)
         self._tile = config.BM, config.BN, config.BK
         self._blocks = rate.resident * sm_count
         # Clocks per tile and term in which a tile's operands come from the L2 cache, if that may take longest.
         self._traffic = FLOAT32_BYTES * (config.BM + config.BN) / (SHARED_RATE * sm_count) if self.in_groups else 0.0
         self._size = FLOAT32_BYTES * config.BM * config.BN
-        by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
-        self._store = self._size / (STORE if stores_vectors and not self.direct else by_floats) + finishing
+        by_floats = self.direct or (stores_partial_vectors(config) and not stores_vectors)
+        self._store = self._size / (STORE_FLOATS if by_floats else STORE) + finishing
         self._at_once = max(1, 64 * config.lanes_k // (config.TM * config.TN))
 
     def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, int, float]:
@@ -197,7 +195,7 @@ class Costs:
         shared = PIECE + store + min(MEET, ADDING) + TRIP - (-work // blocks) * alone
         longest = whole if whole < shared else shared
         most = busy if busy > memory else memory
-        return self._launch + (longest if longest > most else most), tiles, k_tiles, memory
+        return LAUNCH + (longest if longest > most else most), tiles, k_tiles, memory
 
     def divisions(self, tiles: int, k_tiles: int) -> list[tuple[int, int]]:
         """Return ways to divide a product: blocks, and tiles that one block each computes.
@@ -241,8 +239,8 @@ class Costs:
         least: float = inf,
     ) -> list[Way]:
         """Return the clocks that a product takes with some divisions, as `ways` does."""
-        launch, sms, store, k_tile, size, most, at_once, in_groups = (
-            self._launch, self.sms, self._store, self._k_tile, self._size, self._blocks, self._at_once, self.in_groups
+        sms, store, k_tile, size, most, at_once, in_groups = (
+            self.sms, self._store, self._k_tile, self._size, self._blocks, self._at_once, self.in_groups
         )  # fmt: skip
         apart = self.apart
         found, first = list[Way](), self.rate.first
@@ -263,7 +261,7 @@ class Costs:
                 shared = divided_tiles * k_tiles
                 divided = -(-shared // blocks)  # k-tiles of divided tiles, of the block that has most
                 summing = divided * k_tile[resident]
-                if launch + clocks + summing + (PIECE + MEET if divided < k_tiles else PIECE) > limit:
+                if LAUNCH + clocks + summing + (PIECE + MEET if divided < k_tiles else PIECE) > limit:
                     continue
                 even = not (shared % blocks or k_tiles % divided)  # else pieces straddle tiles
                 of_tiles = divided / k_tiles
@@ -274,7 +272,8 @@ class Costs:
                     parts += 1
                 if parts > 1 and blocks > apart * divided_tiles:
                     clocks += pieces * size * sqrt(resident) / SHARED_RATE + ADDING
-                    clocks += parts * size * divided_tiles / (SHARED_RATE * sms) + TRIP * -(-parts // ADDED_AT_ONCE)
+                    clocks += (parts * size / SHARED_RATE + size / STORE_APART) * divided_tiles / sms
+                    clocks += TRIP * -(-parts // ADDED_AT_ONCE)
                 elif parts > 1:
                     if in_groups and clocks < memory:
                         clocks = memory
@@ -288,7 +287,7 @@ class Costs:
                         clocks += REGROUP
                         parts = IN_GROUP + parts / IN_GROUP
                     clocks += parts * size / reading + TRIP * -(-parts // at_once)
-            clocks += launch
+            clocks += LAUNCH
             if clocks < limit:
                 limit = clocks if clocks > least else least
             found.append((clocks, -blocks, division))
@@ -333,7 +332,6 @@ def costs_of(
     vectors: bool,
     partial_vectors: bool,
     stores_vectors: bool,
-    stores_partial: bool,
     compensated: bool = False,
 ) -> tuple[Costs, ...]:
     """Return the costs of all candidates on a device, or of one stage's."""
@@ -343,13 +341,7 @@ def costs_of(
         for stage, config in found
     )
     return tuple(
-        Costs(
-            *(stage, config, rate, cc, sm_count, in_vectors),
-            stores_partial
-            if stores_partial_vectors(config)
-            else stores_vectors and (in_vectors or not is_small(config)),
-            compensated,
-        )
+        Costs(stage, config, rate, cc, sm_count, in_vectors, stores_vectors, compensated)
         for stage, config, rate, in_vectors in rates
         if rate is not None and (in_vectors or rate.floats) and (not compensated or compensates(config))
     )

@@ -47,7 +47,7 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     """
     m, n, k, matrices = wanted.m, wanted.n, wanted.k, wanted.matrices
     stage = only if isinstance(only, LadderStage) else None
-    stores = (wanted.c_vectors, wanted.c_partial_vectors) if not wanted.epilogue else (False, False)
+    stores_vectors = wanted.c_vectors or wanted.epilogue  # with an epilogue, C goes through shared memory
     both_ways = not wanted.epilogue and (min(m, n) <= FEW_COLUMNS or wanted.by_columns)
     found, a_along, b_along = [], wanted.a_along, wanted.b_along
     by_columns = memory
@@ -56,7 +56,7 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     as_is, transposed = (by_columns, memory) if wanted.by_columns else (memory, by_columns)
     in_rows, in_columns = (memory if along else NARROW_ROWS * memory for along in (a_along, b_along))  # of `thin`
     compensated = wanted.precision != IEEE and k > FEW_TERMS
-    vectors = wanted.vectors, wanted.partial_vectors, *stores
+    vectors = wanted.vectors, wanted.partial_vectors, stores_vectors
     few = only is not None or (k <= DIRECT_TERMS and m * n <= DIRECT_ELEMENTS)
     directly = few and matrices == 1 and not wanted.epilogue and wanted.precision == IEEE
     for i, costs in enumerate(costs_of(stage, wanted.cc, wanted.sm_count, *vectors, compensated)):

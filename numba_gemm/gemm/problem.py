@@ -32,8 +32,8 @@ class Problem(NamedTuple):
         True if A, and B, have a contiguous axis.
     c_pairs : bool
         True if rows of C, or its columns if it is stored by columns, begin at multiples of eight bytes.
-    c_vectors, c_partial_vectors : bool
-        True if C allows 128-bit accesses by rows; partial ones at a row's end.
+    c_vectors : bool
+        True if C allows 128-bit accesses by rows, partial ones at a row's end.
     a_narrow, b_narrow : bool
         True if `rows_in_registers` computes in the precision, and reads A, and B of the transpose, of BF16 as it is.
     by_columns : bool
@@ -63,7 +63,6 @@ class Problem(NamedTuple):
     b_contiguous: bool = True
     c_pairs: bool = True
     c_vectors: bool = True
-    c_partial_vectors: bool = True
     a_narrow: bool = False
     b_narrow: bool = False
     by_columns: bool = False

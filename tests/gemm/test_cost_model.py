@@ -68,7 +68,7 @@ def test_more_work_is_never_predicted_faster(m, n, k, matrices, vectors, stores_
 @given(extents, extents, extents, matrices, st.integers(1, 200), st.sampled_from([(9, 0), (8, 0)]))
 def test_divisions_divide_every_k_tile_once(m, n, k, matrices, sm_count, cc):
     """The line of shared k-tiles, cut at g * base + min(g, extra), has no gap and no overlap."""
-    for costs in costs_of(None, cc, sm_count, True, True, True, True):
+    for costs in costs_of(None, cc, sm_count, True, True, True):
         if not costs.stage.takes_partition:
             continue
         least, tiles, k_tiles, in_bytes = costs.least(m, n, k, matrices, 0.0)

@@ -154,7 +154,7 @@ def test_compensated_sums_are_expected_to_take_longer(key):
     stage = STAGES[key[0]]
     config = next(one for one in stage.configs if rate_of(stage, one) is RATES[key])
     if not compensates(config):
-        assert config not in {one.config for one in costs_of(stage, (9, 0), 132, *[True] * 4, compensated=True)}
+        assert config not in {one.config for one in costs_of(stage, (9, 0), 132, True, True, True, compensated=True)}
         return
     plain, compensated = (Costs(stage, config, RATES[key], (9, 0), 132, True, True, one) for one in (False, True))
     assert compensated.rate.resident <= plain.rate.resident

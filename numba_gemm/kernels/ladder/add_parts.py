@@ -1,8 +1,9 @@
 """The kernel that adds the parts of tiles that many blocks of stream_k share, after it.
 
-In stream_k itself, one block per tile adds the parts, and waits for a few of them at a time. Here each element of a
-tile has a thread, which waits for several parts of it at a time. Sums are the same, in the same order. One kernel
-serves all tiles, whose extents it is told.
+In stream_k itself, one block per tile adds the parts, and waits for a few of them at a time. Here each four neighbours
+in a row of C have a thread, which waits for several parts of them at a time. Finding their places takes hundreds of
+instructions, so a thread per element would take longer. Sums are the same, in the same order. One kernel serves all
+tiles, whose extents it is told.
 """
 
 from numba import cuda, float32, int64, uint32
@@ -12,7 +13,7 @@ from ...device.partition import batch_place, load_partial, member_of, owner, par
 from ...device.store import element_store
 from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
-from .partitions import ADDED_AT_ONCE, EXTENT_BITS, MOST_THREADS
+from .partitions import ADDED_AT_ONCE, ELEMENTS, EXTENT_BITS, MOST_THREADS
 
 
 @device_function
@@ -24,14 +25,15 @@ def extent(partition, i):
 def build(config, variant):
     """Make the kernel, with the parameters of stream_k; it is of no configuration.
 
-    Blocks have the threads of stream_k. Along x, the grid has one per element of a thread tile; along y, one per shared
-    tile of C.
+    Blocks have the threads of stream_k. Along x, the grid has one per four elements of a thread tile; along y, one per
+    shared tile of C.
     """
     store = element_store(variant.epilogue)
 
     @cuda.jit(**hardware_only(launch_bounds=(MOST_THREADS,)))
     def add_parts(alpha, a, b, beta, c, partition, vectors):
-        tid, element, index = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y)
+        tid, index = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.y)
+        element = uint32(cuda.blockIdx.x * ELEMENTS)  # of a thread tile, the first of a few neighbours
         rows, cols = extent(partition, 0), extent(partition, 1)  # of a block tile
         thread_rows, thread_cols = extent(partition, 2), extent(partition, 3)
         warp_rows, warp_cols = extent(partition, 4), extent(partition, 5)
@@ -40,18 +42,23 @@ def build(config, variant):
         lead = owner(partition, uint32(index * k_tiles))
         parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
         if parts > uint32(1):  # else stream_k has written the tile
-            at = int64(element) * int64(cuda.blockDim.x) + int64(tid)
-            size = int64(uint32(rows * cols))
-            values = cuda.local.array(ADDED_AT_ONCE, float32)
-            total = float32(0)
+            threads, size = int64(cuda.blockDim.x), int64(uint32(rows * cols))
+            first, at = part_slot(partition, index, lead, uint32(0)), int64(element) * threads + int64(tid)
+            values = cuda.local.array((ADDED_AT_ONCE, ELEMENTS), float32)
+            total = cuda.local.array(ELEMENTS, float32)
+            for e in range(ELEMENTS):
+                total[e] = float32(0)
             q = uint32(0)
             while q < parts:
                 for r in range(ADDED_AT_ONCE):
-                    slot = part_slot(partition, index, lead, min(uint32(q + r), uint32(parts - 1)))
-                    values[r] = load_partial(partition, slot * size + at)
+                    if uint32(q + r) < parts:
+                        slot = first if uint32(q + r) == uint32(0) else int64(uint32(2 * uint32(lead + uint32(q + r))))
+                        for e in range(ELEMENTS):
+                            values[r, e] = load_partial(partition, slot * size + at + e * threads)
                 for r in range(ADDED_AT_ONCE):
                     if uint32(q + r) < parts:
-                        total += values[r]
+                        for e in range(ELEMENTS):
+                            total[e] += values[r, e]
                 q = uint32(q + ADDED_AT_ONCE)
             tile = uint32(uint32(partition.whole) + index)
             z = c
@@ -61,14 +68,15 @@ def build(config, variant):
                 i0, i1, i2 = batch_place(partition, member)
                 z = shifted(c, i0 * partition.c_outer + i1 * partition.c_middle + i2 * partition.c_inner)
             down, across = tile_place(partition, tile)
-            # the place of the thread's first element in the block tile, and then of this one (see `stream_k`)
+            # the place of the thread's first element in the block tile, and then of these (see `stream_k`)
             warp, lane = tid // WARP, tid % WARP
             across_warps = uint32(cols // warp_cols)
             row = uint32(uint32(warp // across_warps) * warp_rows) + uint32(uint32(lane // lanes_n) * 4)
             col = uint32(uint32(warp % across_warps) * warp_cols) + uint32(uint32(lane % lanes_n) * 4)
             i, j = uint32(element // thread_cols), uint32(element % thread_cols)
             row = int64(row) + int64(uint32(i // 4 * 4) * lanes_m) + int64(i % 4)
-            col = int64(col) + int64(uint32(j // 4 * 4) * lanes_n) + int64(j % 4)
-            store(z, int64(down) * rows + row, int64(across) * cols + col, alpha, total, beta, vectors)
+            col = int64(col) + int64(uint32(j // 4 * 4) * lanes_n)
+            for e in range(ELEMENTS):
+                store(z, int64(down) * rows + row, int64(across) * cols + col + e, alpha, total[e], beta, vectors)
 
     return add_parts

@@ -30,7 +30,7 @@ from ..step import (
     Word,
     Words,
 )
-from .partitions import MOST_THREADS, PartitionLayout, adds_apart, packed_extents
+from .partitions import ELEMENTS, MOST_THREADS, PartitionLayout, adds_apart, packed_extents
 
 AT_SCRATCH = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
 SUMS_STAGED = 32  # per thread; from here on, an unaligned C is stored faster through shared memory
@@ -188,11 +188,6 @@ def compensates(config: TileConfig) -> bool:
     return sums <= 32 <= config.BN
 
 
-def is_small(config: TileConfig) -> bool:
-    """Return True for tiles whose kernels load A and B, and store C, in vectors only if they do all: fewer kernels."""
-    return config.BM * config.BN <= 64 * 128
-
-
 def stores_partial_vectors(config: TileConfig) -> bool:
     """Return True if a configuration of `stream_k` stores vectors if rows of C end within one.
 
@@ -209,7 +204,7 @@ def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     a = access_of(of_a, product.a, batch.a[0] | batch.a[1] | batch.a[2], in_lanes)
     of_b, y = covering(config, config.BN), product.b.transposed
     b = access_of(of_b, y, batch.b[0] | batch.b[1] | batch.b[2], in_lanes)
-    small = is_small(config)
+    small = config.BM * config.BN <= 64 * 128
     if small and not in_lanes and b[-1] == "1":  # then A by floats, too, and the other way round: fewer kernels
         a = a.replace("4", "1")
     if small and a[-1] == "1":
@@ -352,7 +347,8 @@ class LadderStage(Stage):
             shared = tiles - partition.whole
             work = Words((AT_SCRATCH[0], 0, *made.words[:-1], packed_extents(config)))
             arguments = (*arguments[:5], work, *vectors)
-            adding, grid = adding_kernel(product.epilogue, len(vectors)), (config.TM * config.TN, shared, 1)
+            adding = adding_kernel(product.epilogue, len(vectors))
+            grid = (config.TM * config.TN // ELEMENTS, shared, 1)
             adds = Step(adding, grid, (config.threads, 1, 1), arguments)
             return Launches((Step(kernel, made.grid, block, arguments), adds), size, behind=1)
         return Launches((Step(kernel, made.grid, block, arguments),), size, made.counters)
