@@ -17,7 +17,7 @@ from math import ceil, gcd, inf, sqrt
 
 from ..device.units import FLOAT32_BYTES, WARP
 from ..kernels.ladder import STAGES as LADDER
-from ..kernels.ladder.partitions import ADDED_AT_ONCE, MAX_LINE, READS_APART, parts_at_once
+from ..kernels.ladder.partitions import ADDED_AT_ONCE, MANY_ELEMENTS, MAX_LINE, READS_APART, parts_at_once
 from ..kernels.ladder.stage import LadderStage, TileConfig, compensates, stores_partial_vectors
 from ..kernels.stage import Stage
 from ..models.roofline import FP32_LANES_PER_SM
@@ -25,34 +25,32 @@ from .ladder_rates import COMPENSATED, RATES, Rate, rate_of
 
 __all__ = ["COMPENSATED", "RATES", "Costs", "Rate", "costs_of", "rate_of", "rated"]
 
-# The constants below and RATES are fitted to 7,086 products of 132 shapes on an H200 (132 SMs at 1.98 GHz, graph
-# replays; docs/experiments.md); REGROUP, to 183 products of 38 thin or deep shapes; that of `coalesced`, to 9,000 small
-# products of 513 shapes on an H100. Clocks of a launch, and of a piece of a tile of C.
-LAUNCH, PIECE = 1597, 885
+# The constants below and RATES are fitted to 3,032 products of 450 random shapes on an H100 (132 SMs at 1.98 GHz, graph
+# replays; docs/experiments.md), starting from fits to more candidates of fewer shapes, which include 7,086 products on
+# an H200. Clocks of a launch, and of a piece of a tile of C.
+LAUNCH, PIECE = 1640, 958
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
-OVERLAP = 2.59
-# So do these and the operands' bytes, but for `thin`. This and most of `first` in RATES, and the rates of `thin`, are
-# fitted to 4,700 products of 645 shapes on an H100; its tiles of 16x1, 32x4 and 32x16, to 211 of 101 shapes.
-MEMORY_OVERLAP = 2.5
+OVERLAP = 2.6
+# So do these and the operands' bytes, but for `thin`.
+MEMORY_OVERLAP = 2.56
 # Bytes of C per clock that an SM writes: in vectors, or float by float through shared memory; and float by float from
 # where the sums are, as small thread tiles do without an epilogue.
-STORE, STORE_FLOATS = 31, 9.1
+STORE, STORE_FLOATS = 32.3, 9.4
 # The same, as a limit of all SMs, for a C whose rows in memory are columns of tiles: each float is written for itself.
-# Fitted to two products with short sums.
-STORE_COLUMNS = 1.16
+STORE_COLUMNS = 1.24
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
-MEET, TRIP = 4150, 821
+MEET, TRIP = 4040, 842
 # `thin` adds more parts than the first of these in groups, and then the groups' sums, which takes so many clocks more.
-IN_GROUP, REGROUP = 16, 2290
-# Clocks of the launch that adds parts of sums, and bytes of C per clock that an SM writes in it.
-ADDING, STORE_APART = 5430, 3.0
+IN_GROUP, REGROUP = 16, 2170
+# Clocks of the launch that adds parts of sums; and of an SM per byte of C, by threads of one element and of four.
+ADDING, APART, APART_BY_FOUR = 5290, 0.83, 0.1
 # Clocks until its block begins with another tile, after a part of one.
-AGAIN = 2740
+AGAIN = 2570
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
-SHARED_RATE, LONE_RATE = 16.2, 135
+SHARED_RATE, LONE_RATE = 16.2, 131
 # Fraction of device memory's theoretical bandwidth that kernels reach, and factor by which bytes take longer in `thin`
 # if the contiguous axis of A is not k: its tiles have few neighbouring rows.
-MEMORY_EFFICIENCY, NARROW_ROWS = 0.792, 1.036
+MEMORY_EFFICIENCY, NARROW_ROWS = 0.786, 1.024
 # Operations that compensated sums take beside each multiply-add, in `stream_k` and in `thin`; registers per SM; floats
 # that `thin` converts to float64 per clock, and clocks until a lane's sum is added to those of others in float64.
 COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 65536, 16, 6
@@ -272,7 +270,8 @@ class Costs:
                     parts += 1
                 if parts > 1 and blocks > apart * divided_tiles:
                     clocks += pieces * size * sqrt(resident) / SHARED_RATE + ADDING
-                    clocks += (parts * size / SHARED_RATE + size / STORE_APART) * divided_tiles / sms
+                    per_byte = APART if divided_tiles * size < FLOAT32_BYTES * MANY_ELEMENTS else APART_BY_FOUR
+                    clocks += (parts / SHARED_RATE + per_byte) * size * divided_tiles / sms
                     clocks += TRIP * -(-parts // ADDED_AT_ONCE)
                 elif parts > 1:
                     if in_groups and clocks < memory:

@@ -46,7 +46,7 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
     a, b, c, batch = converted.a, converted.b, product.c, converted.batch
     a_whole, b_whole, c_whole = (all(step % 16 == 0 for step in steps) for steps in (batch.a, batch.b, batch.c))
     whole = a_whole and b_whole and c_whole
-    a_aligned, b_aligned = a.aligned, b.aligned
+    a_aligned, b_aligned, c_vectors = a.aligned, b.aligned, c.aligned_rows and c_whole
     of_a = a_aligned or a.rows == 1 or a.transposed.aligned
     of_b = b_aligned or b.cols == 1 or b.transposed.aligned
     narrow = precision in ROWS.precisions and converted is not product
@@ -59,7 +59,7 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         c.cols,
         a.cols,
         batch.matrices,
-        aligned=a_aligned and b_aligned and whole and c.aligned,
+        aligned=a_aligned and b_aligned and whole and c_vectors and c.cols % 4 == 0,
         vectors=whole and of_a and of_b,
         a_along=a.col_stride == FLOAT32_BYTES,
         b_along=b.row_stride == FLOAT32_BYTES and b.col_stride != FLOAT32_BYTES,
@@ -68,7 +68,7 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         a_contiguous=FLOAT32_BYTES in (a.row_stride, a.col_stride),
         b_contiguous=FLOAT32_BYTES in (b.row_stride, b.col_stride),
         c_pairs=(pitch | c.offset | batch.c[0] | batch.c[1] | batch.c[2]) % (2 * FLOAT32_BYTES) == 0,
-        c_vectors=c_whole and c.aligned_rows,
+        c_vectors=c_vectors,
         a_narrow=narrow and product.narrow_a,
         b_narrow=narrow and product.transposed.narrow_a,
         by_columns=by_columns,

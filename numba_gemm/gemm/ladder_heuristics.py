@@ -26,6 +26,7 @@ from .problem import Choice, Problem
 
 __all__ = ["best_of_ladder", "ranked_ladder"]
 
+TIE = 2.0**-10  # weight of clocks that memory hides
 Candidate = tuple[float, int, Costs, bool, int, int, float]  # see `_ladder_candidates`
 
 
@@ -90,7 +91,11 @@ def _timed(
     slower = 1.0 if aligned or costs.direct or costs.divides else 0.93
     ways = costs.ways(tiles, k_tiles, memory) if limit is None else costs.ways(tiles, k_tiles, memory, limit, least)
     if costs.in_groups or costs.direct:
-        return [(clocks if clocks > least else least, blocks, division) for clocks, blocks, division in ways]
+        # Where the bytes decide, those that would be sooner without them come first.
+        return [
+            ((clocks if clocks > least else least) + TIE * clocks, blocks, division)
+            for clocks, blocks, division in ways
+        ]
     of_bytes, order = memory**MEMORY_OVERLAP, 1 / MEMORY_OVERLAP
     return [
         ((LAUNCH + ((clocks - LAUNCH) ** MEMORY_OVERLAP + of_bytes) ** order) / slower, blocks, division)

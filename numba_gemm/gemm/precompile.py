@@ -363,7 +363,7 @@ def _converting(precision: str, product: Product) -> Iterator[Named]:
 
 def _named(stage: Stage, precision: str, kernel: Kernel) -> Named:
     """Return a kernel with the names of its stage, configuration and variant."""
-    if kernel.config is None:
+    if kernel.config is None or isinstance(kernel.config, int):
         return kernel.name, "", precision, kernel
     variant = kernel.variant
     word = variant.name if isinstance(variant, Variant) else precision

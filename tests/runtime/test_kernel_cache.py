@@ -1016,7 +1016,7 @@ def test_precompile_covers_what_auto_chooses(pretend, cc):
         variant = choice.stage.variant(choice.config, choice.oriented(product))
         name = variant.name if isinstance(variant, Variant) else "aligned" if variant else "any"
         assert (choice.stage.name, choice.config.name, name) in done, (m, n, k, choice.swapped)
-    assert all(cc >= STAGES[name].min_cc for name, *_ in done if name != "add_parts")
+    assert all(cc >= STAGES[name].min_cc for name, *_ in done if not name.startswith("add_parts"))
 
 
 @pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
@@ -1041,7 +1041,7 @@ def test_precompile_covers_what_is_launched_on_tensor_cores(pretend, monkeypatch
 
 @pytest.mark.parametrize(
     ("of", "most", "most_compensated"),
-    [(["ieee"], 90, 0), (["bf16x3"], 5, 0), (["bf16x6"], 26, 36), ([*TENSOR_PRECISIONS], 62, 36)],
+    [(["ieee"], 92, 0), (["bf16x3"], 5, 0), (["bf16x6"], 26, 36), ([*TENSOR_PRECISIONS], 62, 36)],
     ids=["ieee", "bf16x3", "bf16x6", "tensor cores"],
 )
 def test_usual_products_take_few_kernels(pretend, monkeypatch, of, most, most_compensated):

@@ -1,9 +1,9 @@
 """The kernel that adds the parts of tiles that many blocks of stream_k share, after it.
 
-In stream_k itself, one block per tile adds the parts, and waits for a few of them at a time. Here each four neighbours
-in a row of C have a thread, which waits for several parts of them at a time. Finding their places takes hundreds of
-instructions, so a thread per element would take longer. Sums are the same, in the same order. One kernel serves all
-tiles, whose extents it is told.
+In stream_k itself, one block per tile adds the parts, and waits for a few of them at a time. Here each element of a
+tile has a thread, which waits for several parts of it at a time. It executes hundreds of instructions to find its place
+and theirs, so if there are many elements, four neighbours in a row have one. Sums are the same, in the same order. One
+kernel serves all tiles, whose extents it is told.
 """
 
 from numba import cuda, float32, int64, uint32
@@ -13,7 +13,7 @@ from ...device.partition import batch_place, load_partial, member_of, owner, par
 from ...device.store import element_store
 from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
-from .partitions import ADDED_AT_ONCE, ELEMENTS, EXTENT_BITS, MOST_THREADS
+from .partitions import ADDED_AT_ONCE, EXTENT_BITS, MOST_THREADS
 
 
 @device_function
@@ -23,11 +23,12 @@ def extent(partition, i):
 
 
 def build(config, variant):
-    """Make the kernel, with the parameters of stream_k; it is of no configuration.
+    """Make the kernel, with the parameters of stream_k; its configuration is the number of elements per thread.
 
-    Blocks have the threads of stream_k. Along x, the grid has one per four elements of a thread tile; along y, one per
-    shared tile of C.
+    Blocks have the threads of stream_k. Along x, the grid has one per so many elements of a thread tile; along y, one
+    per shared tile of C.
     """
+    ELEMENTS = config
     store = element_store(variant.epilogue)
 
     @cuda.jit(**hardware_only(launch_bounds=(MOST_THREADS,)))
@@ -75,7 +76,7 @@ def build(config, variant):
             col = uint32(uint32(warp % across_warps) * warp_cols) + uint32(uint32(lane % lanes_n) * 4)
             i, j = uint32(element // thread_cols), uint32(element % thread_cols)
             row = int64(row) + int64(uint32(i // 4 * 4) * lanes_m) + int64(i % 4)
-            col = int64(col) + int64(uint32(j // 4 * 4) * lanes_n)
+            col = int64(col) + int64(uint32(j // 4 * 4) * lanes_n) + int64(j % 4)
             for e in range(ELEMENTS):
                 store(z, int64(down) * rows + row, int64(across) * cols + col + e, alpha, total[e], beta, vectors)
 

@@ -13,9 +13,9 @@ from ..stage import Partition
 
 __all__ = [
     "ADDED_AT_ONCE",
-    "ELEMENTS",
     "EXTENT_BITS",
     "GROUP",
+    "MANY_ELEMENTS",
     "MAX_LINE",
     "MOST_THREADS",
     "READS_APART",
@@ -28,8 +28,8 @@ __all__ = [
 ]
 
 EXTENT_BITS = 10
-# Of the kernel that adds parts: threads per block, elements per thread, and parts of them that it reads at a time.
-MOST_THREADS, ELEMENTS, ADDED_AT_ONCE = 256, 4, 8
+MOST_THREADS, ADDED_AT_ONCE = 256, 8  # of the kernel that adds parts: threads, and parts that each reads at a time
+MANY_ELEMENTS = 1 << 17  # from which on each of its threads has four elements instead of one
 GROUP = 8  # rows of tiles that are walked together
 MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
 READS_APART = 4  # of parts of a tile, one after the other, beyond which another kernel adds them

@@ -30,7 +30,7 @@ from ..step import (
     Word,
     Words,
 )
-from .partitions import ELEMENTS, MOST_THREADS, PartitionLayout, adds_apart, packed_extents
+from .partitions import MANY_ELEMENTS, MOST_THREADS, PartitionLayout, adds_apart, packed_extents
 
 AT_SCRATCH = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
 SUMS_STAGED = 32  # per thread; from here on, an unaligned C is stored faster through shared memory
@@ -209,11 +209,10 @@ def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
         a = a.replace("4", "1")
     if small and a[-1] == "1":
         b = b.replace("4", "1")
-    floats, whole = small and a[-1] == "1", product.c.aligned
+    floats, whole = small and a[-1] == "1", product.c.cols % 4 == 0
     aligned = whole and not (in_lanes or floats)  # `thin` stores C by floats
-    partial = product.c.aligned_rows and stores_partial_vectors(config) and product.epilogue is None
-    partial = partial and (floats or not whole)  # one kernel for both
-    if (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES:
+    partial = (floats or not whole) and product.epilogue is None and stores_partial_vectors(config)
+    if not product.c.aligned_rows or (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES:
         aligned = partial = False
     compensated = precision != IEEE and product.k > FEW_TERMS
     return Variant(a, b, aligned or partial, product.epilogue, len(product.vectors), compensated, partial)
@@ -347,8 +346,9 @@ class LadderStage(Stage):
             shared = tiles - partition.whole
             work = Words((AT_SCRATCH[0], 0, *made.words[:-1], packed_extents(config)))
             arguments = (*arguments[:5], work, *vectors)
-            adding = adding_kernel(product.epilogue, len(vectors))
-            grid = (config.TM * config.TN // ELEMENTS, shared, 1)
+            elements = 4 if shared * config.BM * config.BN >= MANY_ELEMENTS else 1  # per thread
+            adding = adding_kernel(elements, product.epilogue, len(vectors))
+            grid = (config.TM * config.TN // elements, shared, 1)
             adds = Step(adding, grid, (config.threads, 1, 1), arguments)
             return Launches((Step(kernel, made.grid, block, arguments), adds), size, behind=1)
         return Launches((Step(kernel, made.grid, block, arguments),), size, made.counters)
@@ -367,7 +367,7 @@ class LadderStage(Stage):
 
 
 @lru_cache(maxsize=256)
-def adding_kernel(epilogue: Callable[..., Any] | None, vectors: int) -> Kernel:
-    """Return the kernel that adds the parts of shared tiles."""
+def adding_kernel(elements: int, epilogue: Callable[..., Any] | None, vectors: int) -> Kernel:
+    """Return the kernel that adds the parts of shared tiles, by threads of so many elements."""
     variant = Variant("along1", "along1", False, epilogue, vectors)
-    return Kernel("add_parts", BUILD_ADD_PARTS, SIGNATURE, None, variant, 0, MOST_THREADS)
+    return Kernel(f"add_parts_{elements}", BUILD_ADD_PARTS, SIGNATURE, elements, variant, 0, MOST_THREADS)
