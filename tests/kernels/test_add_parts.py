@@ -9,7 +9,7 @@ from support.ladder_cases import Operand
 from numba_gemm import tiled_sgemm
 from numba_gemm.gemm import heuristics
 from numba_gemm.gemm.heuristics import Choice
-from numba_gemm.kernels.ladder import STAGES, _moving, partitions
+from numba_gemm.kernels.ladder import STAGES, _moving, partitions, stage
 from numba_gemm.kernels.stage import Partition
 from numba_gemm.runtime import launch
 from numba_gemm.runtime.device import synchronize
@@ -50,11 +50,14 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("four", [False, True])
 @pytest.mark.parametrize("beta", [0.0, -0.5])
 @pytest.mark.parametrize("epilogue", [None, add_five])
 @pytest.mark.parametrize("case", CASES)
-def test_the_bits_are_the_same(monkeypatch, case, epilogue, beta):
+def test_the_bits_are_the_same(monkeypatch, case, epilogue, beta, four):
+    """By threads of one element, and of four."""
     m, n, k, matrices, blocks, whole = CASES[case]
+    monkeypatch.setattr(stage, "MANY_ELEMENTS", 0 if four else 1 << 30)
     rng = np.random.default_rng(len(case))
     batch = (matrices,) * bool(matrices)
     a, b, c = (rng.standard_normal((*batch, *shape)).astype(np.float32) for shape in ((m, k), (k, n), (m, n)))
@@ -70,7 +73,9 @@ def test_the_bits_are_the_same(monkeypatch, case, epilogue, beta):
     np.testing.assert_allclose(found, exact, atol=1e-4)
 
 
-def test_warps_side_by_side_and_below_each_other(monkeypatch):
+@pytest.mark.parametrize("four", [False, True])
+def test_warps_side_by_side_and_below_each_other(monkeypatch, four):
+    monkeypatch.setattr(stage, "MANY_ELEMENTS", 0 if four else 1 << 30)
     config, rng = _moving(64, 128, 8, 8, 8, 32, 64), np.random.default_rng(3)
     a, b = rng.standard_normal((61, 24), np.float32), rng.standard_normal((24, 125), np.float32)
     c = np.full((61, 125), np.nan, np.float32)
@@ -80,11 +85,11 @@ def test_warps_side_by_side_and_below_each_other(monkeypatch):
 
 
 def test_basic_stream_k_adds_all_parts_itself():
-    stage, rng = STAGES["basic_stream_k"], np.random.default_rng(1)
+    basic, rng = STAGES["basic_stream_k"], np.random.default_rng(1)
     a, b = rng.standard_normal((32, 128), np.float32), rng.standard_normal((128, 32), np.float32)
     c = np.full((32, 32), np.nan, np.float32)
     x, y, z = (Operand.place(one, one) for one in (a, b, c))
-    launch.launch(stage, stage.test_config, 1.0, x.matrix, y.matrix, 0.0, z.matrix, partition=Partition(12, 0))
+    launch.launch(basic, basic.test_config, 1.0, x.matrix, y.matrix, 0.0, z.matrix, partition=Partition(12, 0))
     synchronize()
     z.fetch()
     np.testing.assert_allclose(c, a.astype(np.float64) @ b, atol=1e-4)
