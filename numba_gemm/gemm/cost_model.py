@@ -249,6 +249,9 @@ class Costs:
                 each = self.rate.resident
                 rounds, rest = divmod(resident, each)
                 clocks = rounds * (first + each * store + k_tiles * k_tile[each])
+                if in_groups and rest:  # the last round begins when the others have read their share of the bytes
+                    share = memory * rounds * most / blocks
+                    clocks = clocks if clocks > share else share
                 if rest:
                     clocks += first + rest * store + k_tiles * k_tile[rest]
                 whole = tiles

@@ -98,6 +98,20 @@ def test_pieces_that_straddle_tiles_are_dearer():
     assert clocks(costs, 5 * 32, 8 * 32, 16 * 12, division=(125, 0)) > even
 
 
+def test_the_last_round_of_thin_tiles_is_not_hidden_by_the_bytes_of_the_others():
+    costs = costs_of_key(("thin", 64, 8, 64))
+    full = 132 * costs.rate.resident
+    memory = 3 * clocks(costs, 64 * full, 8, 64 * 38)  # of a full round; so of two, it decides
+    times = {
+        tiles: costs.clocks(tiles, 38, [(tiles, tiles)], memory * tiles / full)[0][0]
+        for tiles in (full, full + 22, 2 * full)
+    }
+    alone = costs.clocks(22, 38, [(22, 22)])[0][0] - LAUNCH
+    assert times[full] < memory
+    assert times[full + 22] == pytest.approx(memory + alone + LAUNCH)
+    assert times[2 * full] < 2 * memory
+
+
 def test_what_takes_longer_is_predicted_to():
     """Copies of floats beside the multiply-adds, and small thread tiles that are stored float by float."""
     key = ("stream_k", 64, 64, 16)
