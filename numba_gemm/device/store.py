@@ -32,6 +32,17 @@ def store_axpby1(c, row, col, alpha, acc, beta):
 
 
 @device_function
+def axpby4(alpha, acc, beta, old):
+    """``alpha * acc + beta * old`` of four elements."""
+    return (
+        alpha * acc[0] + beta * old[0],
+        alpha * acc[1] + beta * old[1],
+        alpha * acc[2] + beta * old[2],
+        alpha * acc[3] + beta * old[3],
+    )
+
+
+@device_function
 def store_axpby4(c, row, col, alpha, acc, beta):
     """Write four consecutive elements of a row of C in one 128-bit access if they lie inside.
 
@@ -41,18 +52,7 @@ def store_axpby4(c, row, col, alpha, acc, beta):
         if beta == float32(0):
             store4(c, row, col, (alpha * acc[0], alpha * acc[1], alpha * acc[2], alpha * acc[3]))
         else:
-            old = load4(c, row, col)
-            store4(
-                c,
-                row,
-                col,
-                (
-                    alpha * acc[0] + beta * old[0],
-                    alpha * acc[1] + beta * old[1],
-                    alpha * acc[2] + beta * old[2],
-                    alpha * acc[3] + beta * old[3],
-                ),
-            )
+            store4(c, row, col, axpby4(alpha, acc, beta, load4(c, row, col)))
 
 
 @lru_cache(maxsize=64)
@@ -63,18 +63,7 @@ def masked_store(write):
     def store(c, row, col, alpha, acc, beta):
         inside = row < c.shape[0]
         old = read4_if(inside and beta != float32(0), c, row, col)
-        write(
-            inside,
-            c,
-            row,
-            col,
-            (
-                alpha * acc[0] + beta * old[0],
-                alpha * acc[1] + beta * old[1],
-                alpha * acc[2] + beta * old[2],
-                alpha * acc[3] + beta * old[3],
-            ),
-        )
+        write(inside, c, row, col, axpby4(alpha, acc, beta, old))
 
     return store
 
@@ -91,7 +80,7 @@ def row_store(columns, apart, aligned, partial=False):
     """
     if columns not in (4, 8, 16):
         raise ValueError(f"thread tiles of 4, 8 or 16 columns can be stored, got {columns}")
-    store = masked_store(write4_partial if partial else write4_if) if partial or not aligned else store_axpby4
+    store = store_axpby4 if aligned and not partial else masked_store(write4_partial if partial else write4_if)
 
     @device_function
     def store_row(c, row, col, alpha, acc, i, beta):

@@ -25,9 +25,9 @@ from .ladder_rates import COMPENSATED, RATES, Rate, rate_of
 
 __all__ = ["COMPENSATED", "RATES", "Costs", "Rate", "costs_of", "rate_of", "rated"]
 
-# The constants below and RATES are fitted to 3,032 products of 450 random shapes on an H100 (132 SMs at 1.98 GHz, graph
-# replays; docs/experiments.md), starting from fits to more candidates of fewer shapes, which include 7,086 products on
-# an H200. Clocks of a launch, and of a piece of a tile of C.
+# The constants down to NARROW_ROWS and the rates of `coalesced`, `stream_k` and `thin` are fitted to 3,032 products of
+# 450 random shapes on an H100 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md). The fit starts from earlier
+# ones, also to products on an H200, which other rates are from. Clocks of a launch, and of a piece of a tile of C.
 LAUNCH, PIECE = 1640, 958
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.6

@@ -82,7 +82,7 @@ class Precompiled(NamedTuple):
         Names of the stage and its configuration; the configuration is empty for kernels that prepare operands.
     variant : str
         "aligned" for operands that allow 128-bit accesses, "whole" if they also consist of whole tiles, or "any". For a
-        scheduled stage, how tiles of A and of B are loaded, and whether C is aligned
+        scheduled stage, how tiles of A and of B are loaded, and "aligned", "partial" or "any" for C
         (`numba_gemm.kernels.ladder.stage.Variant`). On tensor cores, the precision.
     cc : tuple of int
         Compute capability, (major, minor).
@@ -363,7 +363,7 @@ def _converting(precision: str, product: Product) -> Iterator[Named]:
 
 def _named(stage: Stage, precision: str, kernel: Kernel) -> Named:
     """Return a kernel with the names of its stage, configuration and variant."""
-    if kernel.config is None or isinstance(kernel.config, int):
+    if isinstance(kernel.config, int | None):
         return kernel.name, "", precision, kernel
     variant = kernel.variant
     word = variant.name if isinstance(variant, Variant) else precision

@@ -178,7 +178,7 @@ MUTATIONS = [
     ("naive", "store", "if beta == float32(0):\n        return alpha * acc", "if False:\n        return acc", 0),
     ("vectorized", "store", "inside and beta != float32(0)", "inside", 0),
     ("vectorized", "store", "alpha * acc[2] + beta * old[2]", "acc[2] + beta * old[2]", 0),
-    ("vectorized", "store", "alpha * acc[3] + beta * old[3]", "alpha * acc[3] + beta * old[2]", 1),
+    ("vectorized", "store", "alpha * acc[3] + beta * old[3]", "alpha * acc[3] + beta * old[2]", 0),
     # asynchronous copies waited for too little, or not in their group
     *[("async_copy", "stage", "wait_group(0)", "wait_group(1)", which) for which in (0, 1)],
     ("async_copy", "stage", "        commit_group()\n", "", 0),

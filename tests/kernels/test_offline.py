@@ -19,7 +19,7 @@ from support.offline import CompilerProcess, offline
 from numba_gemm.device.access import covers
 from numba_gemm.gemm.cost_model import RATES
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import TileConfig, Variant, compensates, covering
+from numba_gemm.kernels.ladder.stage import TileConfig, Variant, compensates, covering, stores_partial_vectors
 from numba_gemm.kernels.stage import Stage
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 
@@ -227,7 +227,9 @@ def variants(stage: Stage, config: TileConfig) -> list[int | Variant]:
         [access for access in VECTORS if covers(access, extent, config.BK, config.threads)]
         for extent in (config.BM, config.BN)
     )
-    return [Variant(*accesses) for accesses in product(a, b, (True, False))]
+    partial = (False, True) if stores_partial_vectors(config) else (False,)
+    stores = [(True, one) for one in partial] + [(False, False)]
+    return [Variant(*accesses, c, c_partial=c_partial) for accesses in product(a, b) for c, c_partial in stores]
 
 
 # For one compute capability after the other: Numba types and lowers a variant once.

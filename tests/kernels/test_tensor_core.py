@@ -22,6 +22,7 @@ from support.tensor_core_cases import (
     bound,
     compiled_rows,
     compiled_ways,
+    first_uses_of_c,
     kernels_of,
     multiply,
     precisions_of,
@@ -941,6 +942,12 @@ PARTS = ["others"] + [
     if stage != "rows_in_registers"  # see its own file
     for how in compiled_ways(stage, index)
 ]
+
+
+def test_elements_of_c_are_rounded_alike_in_pairs_and_alone():
+    """Each is multiplied with beta first, so bits do not depend on the alignment of C."""
+    uses = offline(first_uses_of_c, "persistent:3:bf16")
+    assert uses == {width: ["mul.f32"] * 32 for width in ("", ".v2")}
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -203,6 +203,18 @@ def compiled_rows(part: str) -> list[dict[str, Any]]:
     return rows
 
 
+def first_uses_of_c(part: str) -> dict[str, list[str]]:
+    """Return, by the width of the loads, the PTX instructions that first use elements of C in a part's kernel."""
+    ((_, kernel, cc),) = compiled_part(part)
+    lines, found = compilation.compile_kernel(kernel, cc).ptx.splitlines(), dict[str, list[str]]()
+    for i, line in enumerate(lines):
+        loaded = re.match(r"\s*ld\.global(\.v2)?\.f32\s+\{?([^\[]*?)\}?, \[", line)
+        for register in re.findall(r"%f\d+", loaded[2]) if loaded else ():
+            using = next(later for later in lines[i + 1 :] if re.search(rf"{register}\b", later))
+            found.setdefault(loaded[1] or "", []).append(using.split()[0])
+    return found
+
+
 def compiled_fused(index: int, precision: str, cc: tuple[int, int]) -> list[dict[str, Any]]:
     """Compile a configuration of `fused_decomposition` for vectors, and for single floats with an epilogue."""
     from numba_gemm.inspect import sass

@@ -44,7 +44,7 @@ def build(config, variant):
         parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
         if parts > uint32(1):  # else stream_k has written the tile
             threads, size = int64(cuda.blockDim.x), int64(uint32(rows * cols))
-            first, at = part_slot(partition, index, lead, uint32(0)), int64(element) * threads + int64(tid)
+            at = int64(element) * threads + int64(tid)
             values = cuda.local.array((ADDED_AT_ONCE, ELEMENTS), float32)
             total = cuda.local.array(ELEMENTS, float32)
             for e in range(ELEMENTS):
@@ -53,7 +53,7 @@ def build(config, variant):
             while q < parts:
                 for r in range(ADDED_AT_ONCE):
                     if uint32(q + r) < parts:
-                        slot = first if uint32(q + r) == uint32(0) else int64(uint32(2 * uint32(lead + uint32(q + r))))
+                        slot = part_slot(partition, index, lead, uint32(q + r))
                         for e in range(ELEMENTS):
                             values[r, e] = load_partial(partition, slot * size + at + e * threads)
                 for r in range(ADDED_AT_ONCE):

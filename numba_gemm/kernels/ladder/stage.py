@@ -158,7 +158,7 @@ class Variant(NamedTuple):
     compensated : bool
         True for sums whose error does not grow with K, see `numba_gemm.device.compensated`.
     c_partial : bool
-        True for a C that is aligned, and whose columns may be no multiple of four.
+        True if C is aligned, and rows may end within a vector.
     """
 
     a: str

@@ -2,12 +2,12 @@
 
 Every rank is a process (`distributed_child`). Each contender runs by itself, as plain calls, warmed up for as long as
 it is measured, in three turns with the others, of which the median counts: a GPU that gets warmer slows all of them
-alike. A rate is that of the slowest rank. Beside our products: the same calls with NCCL's broadcasts and
-reductions instead of copies from other GPUs' memory; torch.addmm in the same panels, alone and on all GPUs; and
-PyTorch's own product of DTensors. Before it is timed, elements of each result are compared with float64; a wrong one
-has no rate. ``error`` is the largest of our results. ``mhz`` and ``watts`` are the clock and the power of each GPU in
-our products, and, as ``alone_mhz`` and ``alone_watts``, in those on one GPU. ``predicted_tflops`` is the model's
-prediction from the speed on one GPU.
+alike. (DTensors follow at the end, to save memory.) A rate is that of the slowest rank. Beside our products: the same
+calls with NCCL's broadcasts and reductions instead of copies from other GPUs' memory; torch.addmm in the same panels,
+alone and on all GPUs; and PyTorch's own product of DTensors. Before it is timed, elements of each result are compared
+with float64; a wrong one has no rate. ``error`` is the largest of our results. ``mhz`` and ``watts`` are the clock and
+the power of each GPU in our products, and, as ``alone_mhz`` and ``alone_watts``, in those on one GPU.
+``predicted_tflops`` is the model's prediction from the speed on one GPU.
 """
 
 import json

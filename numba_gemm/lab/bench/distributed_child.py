@@ -29,7 +29,6 @@ from numba_gemm.torch.operators import compute_into
 TIMEOUT = timedelta(seconds=60)
 DEVICE = "cpu" if SIMULATOR else "cuda"
 ROUNDS = 3  # in which contenders take turns, so that a GPU that gets warmer slows all of them alike
-OURS = ("", "alone_", "broadcast_")  # beginnings of our products' columns
 SAMPLED = 128  # rows and columns of C; the elements where they cross are compared with float64
 Call = Callable[[], Any]
 
@@ -74,13 +73,14 @@ class Contender:
     context: Any = field(default_factory=nullcontext)
     spans: list[tuple[float, ClockSamples]] = field(default_factory=list)
     count: int = 0  # of calls per turn
+    found: float = math.inf  # error
 
-    def found_error(self) -> float:
-        """Return the error of the result of a call."""
+    def verify(self) -> None:
+        """Find the error of the result of a call."""
         self.result.fill_(math.nan)
         with self.context:
             found = self.call()
-        return self.error(found.to_local() if isinstance(found, DTensor) else self.result)
+        self.found = self.error(found.to_local() if isinstance(found, DTensor) else self.result)
 
     def run(self, seconds: float) -> None:
         """Add the seconds per call of the slowest rank, and clocks and power of this rank's GPU.
@@ -96,20 +96,21 @@ class Contender:
 
 
 def timed(contenders: dict[str, Contender], flops: float, most: float, seconds: float) -> dict[str, Any]:
-    """Return the rates of contenders, which take turns, NaN of wrong results; and the largest error of our products.
+    """Return the rates of contenders, which take turns; NaN of those whose error is beyond `most`.
 
-    Ours also have clocks and power, but for those by NCCL.
+    Two of our products also have clocks and power.
     """
-    errors = {prefix: one.found_error() for prefix, one in contenders.items()}
+    for one in contenders.values():
+        one.verify()
     for _ in range(ROUNDS):
-        for prefix, one in contenders.items():
-            if errors[prefix] <= most:
+        for one in contenders.values():
+            if one.found <= most:
                 one.run(seconds / ROUNDS)
-    row: dict[str, Any] = {"error": max(errors[prefix] for prefix in OURS)} if "" in errors else {}
+    row = dict[str, Any]()
     for prefix, one in contenders.items():
         taken, clocks = zip(*one.spans) if one.spans else ([math.nan], [ClockSamples()])
         row[f"{prefix}tflops"] = flops / median(taken) / 1e12
-        if prefix in OURS[:2]:
+        if prefix in ("", "alone_"):
             row[f"{prefix}mhz"] = of_all_ranks(median(sample.median_mhz for sample in clocks))
             row[f"{prefix}watts"] = of_all_ranks(median(sample.watts for sample in clocks))
     return row
@@ -207,6 +208,7 @@ def measured(name: str, n: int, precision: str, *, seconds: float) -> dict[str, 
         contenders["addmm_alone_"] = Contender(lambda: torch.mm(x, y, out=c), c, local_error)
         contenders["addmm_"] = Contender(together, out, divided_error, by_torch)
     row |= timed(contenders, flops, largest_correct(precision, n), seconds)
+    row["error"] = max(contenders[prefix].found for prefix in ("", "alone_", "broadcast_"))
     if precision == IEEE and name != BLOCKS:
         del x, y, c, contenders
         left, right, result = (
