@@ -42,7 +42,7 @@ from matplotlib.figure import Figure
 from numba_gemm import explain
 from numba_gemm.device.partition import PartitionArguments, piece
 from numba_gemm.inspect import draw, step, trace
-from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder import ASIDE, STAGES
 from numba_gemm.kernels.ladder.partitions import default_partition, partition_layout
 from numba_gemm.kernels.product import ONE, Product, dense
 from numba_gemm.kernels.stage import Partition
@@ -585,7 +585,7 @@ def climb(frame, title):
     """TFLOP/s of every stage against the size."""
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     axes = figure.add_subplot()
-    names = [name for name in frame["stage"].unique() if name not in ("cpu", "thin")]
+    names = [name for name in frame["stage"].unique() if name not in ("cpu", *ASIDE)]
     looks = draw.stage_styles(names)
     for name in names:
         own = frame[frame["stage"] == name].sort_values("m")

@@ -2,6 +2,7 @@
 
 import math
 import re
+import statistics
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 import pandas as pd
 
 from blocks import published
-from blocks.published import ASIDE, LADDER_SHAPE, Published, ReadmeError, Rows, tflops
+from blocks.published import LADDER_SHAPE, Published, ReadmeError, Rows, tflops
+from numba_gemm.gemm.cost_model import SHORT_TERMS
 from numba_gemm.kernels import STAGES
+from numba_gemm.kernels.ladder import ASIDE
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.counters import COUNTERS, KEY, TOTAL, WAVEFRONTS
 from numba_gemm.lab.bench.results import AUTO, CUBLAS, OK, alone, dictionaries, fastest
@@ -101,8 +104,8 @@ def clauses(results: Path, row: Mapping[str, Any]) -> Iterator[str]:
 
 def measured(rows: Rows, stage: str, found: Published) -> str:
     """Return the paragraph of a stage: its speed relative to the previous stage and to cuBLAS, and its counters."""
-    if stage == ASIDE:
-        return filled(measured_aside(found))
+    if stage in ASIDE:
+        return filled((measured_thin if stage == "thin" else measured_short_sums)(found))
     row, speed = rows[stage], tflops(rows, stage)
     text = f"Measured: {number(speed, 1 if speed >= 10 else 2)} TFLOP/s at {LADDER_SHAPE} on {gpu(found.environment)}"
     ratio, below = float(row["ratio_to_cublas"]), measured_below(stage, rows)
@@ -127,7 +130,7 @@ def measured_below(stage: str, rows: Rows) -> list[str]:
     return [name for name in names[: names.index(stage)] if was_measured(name, rows)]
 
 
-def measured_aside(found: Published) -> str:
+def measured_thin(found: Published) -> str:
     """Return the paragraph of the stage for a C with few columns, from the targets in which B has few columns."""
     rows, how = found.measured("targets")
     ours = [row for row in rows if row["group"] == "vector" and row["m"] > row["n"] and row["status"] == OK]
@@ -139,6 +142,19 @@ def measured_aside(found: Published) -> str:
     return (
         f"Measured: {ours[0]['m']}x{ours[0]['k']} times {columns} columns on {gpu(how)}, by tiled_sgemm, A not in the "
         f"cache: {shares} of a copy's bandwidth, {over_cublas} of cuBLAS SGEMM."
+    )
+
+
+def measured_short_sums(found: Published) -> str:
+    """Return the paragraph of the stage for sums of few terms, from the random products that have so few."""
+    rows, how = found.measured("random_products")
+    ratios = [float(row["ieee_ratio"]) for row in rows if row["k"] <= SHORT_TERMS]
+    if not ratios:
+        raise ReadmeError(f"{found.folder / 'random_products.csv'} holds no product of up to {SHORT_TERMS} terms")
+    return (
+        f"Measured: {len(ratios)} random products of up to {SHORT_TERMS} terms on {gpu(how)}, by tiled_sgemm: "
+        f"{number(statistics.geometric_mean(ratios), 2)} of cuBLAS SGEMM in the geometric mean, "
+        f"{number(min(ratios), 2)} or more of it in each."
     )
 
 
@@ -179,7 +195,7 @@ def generate_docstrings(folder: Path, found: Published) -> dict[Path, str]:
     rows = published.rows_at(fastest(found.frame), LADDER_SHAPE)
     paths = [path for path in sorted(folder.glob("*.py")) if path.stem in STAGES]
     paragraphs = {
-        path: measured(rows, path.stem, found) if path.stem == ASIDE or was_measured(path.stem, rows) else ""
+        path: measured(rows, path.stem, found) if path.stem in ASIDE or was_measured(path.stem, rows) else ""
         for path in paths
     }
     return {path: with_paragraph(path, paragraph) for path, paragraph in paragraphs.items()}

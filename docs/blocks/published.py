@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from numba_gemm.kernels.ladder import ASIDE
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import FAILURES, NOT_STAGES, dictionaries, load, records
 from numba_gemm.lab.bench.tables import Column, significant
@@ -17,7 +18,6 @@ from numba_gemm.lab.harness.environment import GRAPHS, caption
 
 LADDER_SHAPE = Shape(4096, 4096, 4096)
 STEADY = "each contender alone at its steady state"
-ASIDE = "thin"  # the stage that is not meant for the ladder's shape
 PRECISIONS_FOLDER = "precisions"  # results of `bench.py --precisions`, `accuracy`, `tensor_ladder`, `special_values`
 STATISTICS = {"geomean": "geometric mean", "min": "least", "max": "most"}
 
@@ -71,7 +71,7 @@ def warm_rows(frame: pd.DataFrame, shape: Shape) -> dict[tuple[str, str], dict[s
 
 def ladder_stages(rows: Rows) -> list[str]:
     """Return the stages of a ladder among some rows."""
-    return [stage for stage in rows if stage not in (*NOT_STAGES, ASIDE, DECOMPOSE)]
+    return [stage for stage in rows if stage not in (*NOT_STAGES, *ASIDE, DECOMPOSE)]
 
 
 def tflops(rows: Rows, stage: str) -> float:

@@ -25,32 +25,36 @@ from .ladder_rates import COMPENSATED, RATES, Rate, rate_of
 
 __all__ = ["COMPENSATED", "RATES", "Costs", "Rate", "costs_of", "rate_of", "rated"]
 
-# The constants down to NARROW_ROWS and the rates of `coalesced`, `stream_k` and `thin` are fitted to 3,032 products of
-# 450 random shapes on an H100 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md). The fit starts from earlier
-# ones, also to products on an H200, which other rates are from. Clocks of a launch, and of a piece of a tile of C.
-LAUNCH, PIECE = 1640, 958
+# The constants down to PLACE_FLOATS and the rates of `stream_k`, `short_sums` and `thin` are fitted to 5,752 products
+# of 719 shapes on an H100 and an H200 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md). The fit starts
+# from earlier ones, which other rates are from. Clocks of a launch, and of a piece of a tile of C.
+LAUNCH, PIECE = 1820, 1250
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
-OVERLAP = 2.6
+OVERLAP = 2.31
 # So do these and the operands' bytes, but for `thin`.
-MEMORY_OVERLAP = 2.56
+MEMORY_OVERLAP = 2.72
 # Bytes of C per clock that an SM writes: in vectors, or float by float through shared memory; and float by float from
 # where the sums are, as small thread tiles do without an epilogue.
-STORE, STORE_FLOATS = 32.3, 9.4
+STORE, STORE_FLOATS = 29.5, 7.92
 # The same, as a limit of all SMs, for a C whose rows in memory are columns of tiles: each float is written for itself.
-STORE_COLUMNS = 1.24
+STORE_COLUMNS = 0.65
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
-MEET, TRIP = 4040, 842
+MEET, TRIP = 3800, 768
 # `thin` adds more parts than the first of these in groups, and then the groups' sums, which takes so many clocks more.
-IN_GROUP, REGROUP = 16, 2170
+IN_GROUP, REGROUP = 16, 2020
 # Clocks of the launch that adds parts of sums; and of an SM per byte of C, by threads of one element and of four.
-ADDING, APART, APART_BY_FOUR = 5290, 0.83, 0.1
+ADDING, APART, APART_BY_FOUR = 5780, 0.524, 0.0958
 # Clocks until its block begins with another tile, after a part of one.
-AGAIN = 2570
+AGAIN = 2430
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
-SHARED_RATE, LONE_RATE = 16.2, 131
-# Fraction of device memory's theoretical bandwidth that kernels reach, and factor by which bytes take longer in `thin`
-# if the contiguous axis of A is not k: its tiles have few neighbouring rows.
-MEMORY_EFFICIENCY, NARROW_ROWS = 0.786, 1.024
+SHARED_RATE, LONE_RATE = 18.8, 118
+# Fraction of device memory's theoretical bandwidth that kernels reach.
+MEMORY_EFFICIENCY = 0.915
+# Factors by which bytes take longer in `thin`: if the contiguous axis of A is not k, and if it is copied by floats.
+NARROW_ROWS, NARROW_FLOATS = 1.05, 1.24
+# Bytes that take no longer than finding the next place in memory, of which a tile's rows along that axis are copied, in
+# vectors and by floats.
+PLACE, PLACE_FLOATS = 21.4, 29.3
 # Operations that compensated sums take beside each multiply-add, in `stream_k` and in `thin`; registers per SM; floats
 # that `thin` converts to float64 per clock, and clocks until a lane's sum is added to those of others in float64.
 COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 65536, 16, 6
@@ -60,9 +64,8 @@ SPLITS = (2, 3, 4, 6, 8, 12, 16)
 FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
 # Tiles along a row of C up to which those for a C of few columns are considered, and columns up to which `thin` is.
 TILES_ALONG, THIN_COLUMNS = 8, 64
-# `DIRECT` has no schedule. In float32, it is considered for a C of few elements, whose sums are short, without batch or
-# epilogue.
-DIRECT, DIRECT_ELEMENTS, DIRECT_TERMS = "coalesced", 1 << 17, 24
+# Terms of a sum up to which `short_sums` is considered, and those that it multiplies at a time.
+SHORT_TERMS, SHORT_STEPS = 32, 4
 MOST_LANES = max(FP32_LANES_PER_SM.values())
 
 Way = tuple[float, int, tuple[int, int] | None]  # clocks; blocks, negated; blocks and whole tiles of a division
@@ -70,7 +73,8 @@ Way = tuple[float, int, tuple[int, int] | None]  # clocks; blocks, negated; bloc
 
 def is_narrow(stage: Stage, config: TileConfig) -> bool:
     """Return True if a configuration is worth considering for a C of few columns only."""
-    return stage.name == "thin" or config.BN <= FEW_COLUMNS // 2 or config.BN == FEW_COLUMNS < config.BM
+    few = config.BN <= FEW_COLUMNS // 2 or config.BN == FEW_COLUMNS < config.BM
+    return stage.name == "thin" or (few and config.TN > 1)
 
 
 class Costs:
@@ -92,16 +96,16 @@ class Costs:
 
     Attributes
     ----------
-    direct : bool
-        True if it is that of `DIRECT`.
     divides : bool
         True if it divides products by a partition.
     in_groups : bool
         True if it adds parts of sums in groups.
     apart : float
         Parts of a sum beyond which another kernel adds them.
-    most_columns : float
-        Columns of C up to which it is considered.
+    bytes_factors : tuple of float
+        Factors by which bytes take longer, if the contiguous axis of A is not k, and if it is.
+    most_columns, most_terms : float
+        Columns of C, and terms of a sum, up to which it is considered.
     along : bool or None
         Contiguous axis of A that it is considered for, as in `Rate`.
     """
@@ -117,11 +121,12 @@ class Costs:
         "_undivided",
         "along",
         "apart",
+        "bytes_factors",
         "config",
-        "direct",
         "divides",
         "in_groups",
         "most_columns",
+        "most_terms",
         "rate",
         "sms",
         "stage",
@@ -151,7 +156,7 @@ class Costs:
             alone = rate.alone + (0 if in_lanes else COMPENSATING_ALONE * sums)
             rate = replace(rate, alone=alone, resident=resident)
         self.stage, self.config, self.rate, self.sms = stage, config, rate, sm_count
-        self._undivided = compensated and config.lanes_k == 1  # then the parts of a sum cannot be added
+        self._undivided = stage.undivided or (compensated and config.lanes_k == 1)  # whose parts cannot be added
         # Clocks of a k-tile per block, by the number of resident blocks.
         # One of an SM's four schedulers may have more warps than others; rates of `thin` are fitted without that.
         warps = 4 if stage.name == "thin" else config.threads // WARP
@@ -159,11 +164,17 @@ class Costs:
             (rate.alone**OVERLAP + (4 * ceil(resident * warps / 4) / warps * full) ** OVERLAP) ** (1 / OVERLAP)
             for resident in range(rate.resident + 1)
         ]
-        self.in_groups, self.direct, self.divides = stage.name == "thin", stage.name == DIRECT, stage.takes_partition
+        self.in_groups, self.divides = stage.name == "thin", stage.takes_partition
         self.apart = READS_APART * parts_at_once(config) if stage.adds_apart else inf
+        place, factor = (PLACE, 1.0) if vectors else (PLACE_FLOATS, NARROW_FLOATS)
+        self.bytes_factors = (
+            NARROW_ROWS * factor * (1.0 + place / (FLOAT32_BYTES * config.BM)),
+            factor * (1.0 + place / (FLOAT32_BYTES * config.BK)),
+        )
         # Tiles of several columns serve both axes well; of kernels with compensated sums, there are to be few.
         several = self.in_groups and config.BN > 1 and not compensated
         self.most_columns, self.along = inf, None if several else rate.along
+        self.most_terms = config.BK if stage.undivided else inf
         if is_narrow(stage, config):
             self.most_columns = TILES_ALONG * config.BN
             if self.in_groups or config.BN < FEW_COLUMNS:
@@ -173,18 +184,19 @@ class Costs:
         # Clocks per tile and term in which a tile's operands come from the L2 cache, if that may take longest.
         self._traffic = FLOAT32_BYTES * (config.BM + config.BN) / (SHARED_RATE * sm_count) if self.in_groups else 0.0
         self._size = FLOAT32_BYTES * config.BM * config.BN
-        by_floats = self.direct or (stores_partial_vectors(config) and not stores_vectors)
+        by_floats = stores_partial_vectors(config) and not stores_vectors
         self._store = self._size / (STORE_FLOATS if by_floats else STORE) + finishing
         self._at_once = max(1, 64 * config.lanes_k // (config.TM * config.TN))
 
-    def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, int, float]:
+    def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, float, float]:
         """Return clocks that no division can go below, numbers of tiles and k-tiles, and clocks of the bytes.
 
         All multiprocessors are busy with multiply-adds, or the memory is for so many clocks; and some block computes
         all k-tiles of a tile, or an equal part of them and meets others.
         """
         (BM, BN, BK), k_tile, blocks, store = self._tile, self._k_tile, self._blocks, self._store
-        tiles, k_tiles = -(-m // BM) * -(-n // BN) * matrices, -(-k // BK) or 1
+        tiles: int = -(-m // BM) * -(-n // BN) * matrices
+        k_tiles: float = -(-k // BK) or 1 if self.most_terms == inf else -(-k // SHORT_STEPS) * SHORT_STEPS / BK
         if tiles * k * self._traffic > memory:
             memory = tiles * k * self._traffic
         work, alone = tiles * k_tiles, k_tile[1]
@@ -195,7 +207,7 @@ class Costs:
         most = busy if busy > memory else memory
         return LAUNCH + (longest if longest > most else most), tiles, k_tiles, memory
 
-    def divisions(self, tiles: int, k_tiles: int) -> list[tuple[int, int]]:
+    def divisions(self, tiles: int, k_tiles: float) -> list[tuple[int, int]]:
         """Return ways to divide a product: blocks, and tiles that one block each computes.
 
         One block per tile; whole rounds, and the rest in equal partitions; a number of blocks per tile.
@@ -212,25 +224,25 @@ class Costs:
         most = min(k_tiles, self._blocks // tiles)
         return found + [(tiles * split, 0) for split in SPLITS if split <= most]
 
-    def ways(self, tiles: int, k_tiles: int, memory: float = 0.0, limit: float = inf, least: float = inf) -> list[Way]:
+    def ways(
+        self, tiles: int, k_tiles: float, memory: float = 0.0, limit: float = inf, least: float = inf
+    ) -> list[Way]:
         """Return each way to divide a product, and the clocks that it takes if memory does not limit it.
 
-        In a stage that adds parts in groups, the parts of a sum are added after the operands' `memory` clocks. `DIRECT`
-        waits for these, too.
+        In a stage that adds parts in groups, these are added after the operands' `memory` clocks.
 
         Ways that take more clocks than `limit` may be left out, and so may ways that take more than both `least` and an
         earlier one.
         """
         if not self.divides:
-            clocks = self.clocks(tiles, k_tiles, [(tiles, tiles)])[0][0]
-            return [(clocks + memory if self.direct else clocks, 0, None)]
+            return [(self.clocks(tiles, k_tiles, [(tiles, tiles)])[0][0], 0, None)]
         divisions = [(tiles, tiles)] if self._undivided else self.divisions(tiles, k_tiles)
         return self.clocks(tiles, k_tiles, divisions, memory, limit, least)
 
     def clocks(
         self,
         tiles: int,
-        k_tiles: int,
+        k_tiles: float,
         divisions: Iterable[tuple[int, int]],
         memory: float = 0.0,
         limit: float = inf,
@@ -310,19 +322,18 @@ def columns_clocks(elements: int, sm_count: int) -> float:
 def rated(cc: tuple[int, int]) -> tuple[tuple[LadderStage, TileConfig], ...]:
     """Return the configurations that have a rate, of the stages that serve a compute capability best.
 
-    A stage that takes any layout with a schedule serves nearly every shape better than the stages before it; where it
-    runs, they are left out, but for `DIRECT`.
+    A stage that takes any layout with a schedule serves every shape better than the stages before it; where it runs,
+    they are left out.
     """
     able = [stage for stage in LADDER.values() if stage.runs_on(cc)]
-    scheduled = [stage for stage in able if stage.takes_variants]
-    stages = [*scheduled, LADDER[DIRECT]] if scheduled else able
+    stages = [stage for stage in able if stage.takes_variants] or able
     return tuple((stage, config) for stage in stages for config in stage.configs if rate_of(stage, config) is not None)
 
 
 @lru_cache(maxsize=16)
 def common_divisors(cc: tuple[int, int]) -> tuple[int, int]:
     """Return the largest numbers that divide all extents of C's tiles, and of k-tiles, but for a C of few columns."""
-    configs = [one for stage, one in rated(cc) if stage.name != DIRECT and not is_narrow(stage, one)]
+    configs = [one for stage, one in rated(cc) if not is_narrow(stage, one)]
     return gcd(*(config.BM for config in configs), *(config.BN for config in configs)), gcd(*(c.BK for c in configs))
 
 
@@ -345,5 +356,7 @@ def costs_of(
     return tuple(
         Costs(stage, config, rate, cc, sm_count, in_vectors, stores_vectors, compensated)
         for stage, config, rate, in_vectors in rates
-        if rate is not None and (in_vectors or rate.floats) and (not compensated or compensates(config))
+        if rate is not None
+        and (in_vectors or rate.floats)
+        and (not compensated or (compensates(config) and not stage.undivided))
     )

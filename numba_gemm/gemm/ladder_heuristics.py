@@ -11,12 +11,9 @@ from ..kernels.ladder.stage import FEW_TERMS, LadderStage
 from ..kernels.stage import IEEE, Partition, Stage
 from . import cost_model
 from .cost_model import (
-    DIRECT_ELEMENTS,
-    DIRECT_TERMS,
     FEW_COLUMNS,
     LAUNCH,
     MEMORY_OVERLAP,
-    NARROW_ROWS,
     Costs,
     Way,
     costs_of,
@@ -27,7 +24,7 @@ from .problem import Choice, Problem
 __all__ = ["best_of_ladder", "ranked_ladder"]
 
 TIE = 2.0**-10  # weight of clocks that memory hides
-Candidate = tuple[float, int, Costs, bool, int, int, float]  # see `_ladder_candidates`
+Candidate = tuple[float, int, Costs, bool, int, float, float]  # see `_ladder_candidates`
 
 
 def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> list[Candidate]:
@@ -55,20 +52,18 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     if both_ways or wanted.by_columns:
         by_columns = max(memory, cost_model.columns_clocks(matrices * m * n, wanted.sm_count))
     as_is, transposed = (by_columns, memory) if wanted.by_columns else (memory, by_columns)
-    in_rows, in_columns = (memory if along else NARROW_ROWS * memory for along in (a_along, b_along))  # of `thin`
     compensated = wanted.precision != IEEE and k > FEW_TERMS
     vectors = wanted.vectors, wanted.partial_vectors, stores_vectors
-    few = only is not None or (k <= DIRECT_TERMS and m * n <= DIRECT_ELEMENTS)
-    directly = few and matrices == 1 and not wanted.epilogue and wanted.precision == IEEE
     for i, costs in enumerate(costs_of(stage, wanted.cc, wanted.sm_count, *vectors, compensated)):
-        if costs.direct and not directly:
+        if only is None and k > costs.most_terms:
             continue
         if only is not None or (n <= costs.most_columns and costs.along in (None, a_along)):
-            least, tiles, k_tiles, bound = costs.least(m, n, k, matrices, in_rows if costs.in_groups else as_is)
+            bound = memory * costs.bytes_factors[a_along] if costs.in_groups else as_is
+            least, tiles, k_tiles, bound = costs.least(m, n, k, matrices, bound)
             found.append((least, 2 * i, costs, False, tiles, k_tiles, bound))
-        turns = both_ways and (costs.direct or costs.divides)
+        turns = both_ways and costs.divides
         if turns and (only is not None or (m <= costs.most_columns and costs.along in (None, b_along))):
-            bound = in_columns if costs.in_groups else transposed
+            bound = memory * costs.bytes_factors[b_along] if costs.in_groups else transposed
             least, tiles, k_tiles, bound = costs.least(n, m, k, matrices, bound)
             found.append((least, 2 * i + 1, costs, True, tiles, k_tiles, bound))
     return found
@@ -81,16 +76,16 @@ def _memory(wanted: Problem) -> float:
 
 
 def _timed(
-    costs: Costs, tiles: int, k_tiles: int, memory: float, aligned: bool, limit: float | None = None
+    costs: Costs, tiles: int, k_tiles: float, memory: float, aligned: bool, limit: float | None = None
 ) -> list[Way]:
     """Return expected clocks, blocks negated, and division, for each way to divide the product.
 
     With a `limit`, choices that take more clocks may be missing.
     """
     least = LAUNCH + memory
-    slower = 1.0 if aligned or costs.direct or costs.divides else 0.93
+    slower = 1.0 if aligned or costs.divides else 0.93
     ways = costs.ways(tiles, k_tiles, memory) if limit is None else costs.ways(tiles, k_tiles, memory, limit, least)
-    if costs.in_groups or costs.direct:
+    if costs.in_groups:
         # Where the bytes decide, those that would be sooner without them come first.
         return [
             ((clocks if clocks > least else least) + TIE * clocks, blocks, division)

@@ -7,13 +7,14 @@ aligned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..device.access import covers
 from ..device.units import FLOAT32_BYTES, WARP, ceil_div
 from . import requests
 
@@ -224,18 +225,35 @@ def _async_copy(config: TileConfig, warp: _Warp) -> Accesses:
     yield from _fragments(config, warp, config.BM + config.pad, config.BN)
 
 
-def _stream_k(config: TileConfig, warp: _Warp) -> Accesses:
-    yield from _transposing(config, warp, config.BM + config.pad, 0)
-    lanes, b_pitch = warp.threads // config.BK, config.BN  # lanes that copy a row of B
+def _any_layout(config: TileConfig, warp: _Warp) -> Generator[Access, None, int]:
+    """Copies of both tiles, A's transposed; return the floats from one k of the shared tile of B to the next."""
+    if covers("along4", config.BM, config.BK, config.threads):
+        yield from _transposing(config, warp, config.BM + config.pad, 0)
+    else:  # fewer vectors than threads: single floats, eight k of adjacent rows
+        for _ in range(config.BM * config.BK // warp.threads):
+            yield warp.a(warp.tid // 8, warp.tid % 8, 1)
+    lanes = warp.threads // config.BK  # that copy a row of B
     if config.BN % (4 * lanes) == 0:
         row, col = warp.tid // lanes, warp.tid % lanes * 4
         for _ in range(config.BN // (4 * lanes)):
             yield warp.b(row, col, 4)
-    else:  # too narrow for vectors: single floats, eight k of adjacent columns
-        b_pitch += config.pad_b
-        for _ in range(config.BN * config.BK // warp.threads):
-            yield warp.b(warp.tid % 8, warp.tid // 8, 1)
+        return config.BN
+    for _ in range(config.BN * config.BK // warp.threads):  # too narrow for vectors: eight k of adjacent columns
+        yield warp.b(warp.tid % 8, warp.tid // 8, 1)
+    return config.BN + config.pad_b
+
+
+def _stream_k(config: TileConfig, warp: _Warp) -> Accesses:
+    b_pitch = yield from _any_layout(config, warp)
     yield from _fragments(config, warp, config.BM + config.pad, b_pitch)
+
+
+def _short_sums(config: TileConfig, warp: _Warp) -> Accesses:
+    b_pitch = yield from _any_layout(config, warp)
+    for p in range(config.BK):
+        for i in range(0, config.TM, 4):
+            yield warp.load(p * (config.BM + config.pad) + i + 0 * warp.tid, 4)
+        yield warp.load(p * b_pitch + warp.tid, 1)
 
 
 def _thin(config: TileConfig, warp: _Warp) -> Accesses:
@@ -283,6 +301,7 @@ WAYS: dict[str, Way] = {
     "snake_order": _async_copy,
     "basic_stream_k": _async_copy,
     "stream_k": _stream_k,
+    "short_sums": _short_sums,
     "thin": _thin,
 }
 

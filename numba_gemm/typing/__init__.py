@@ -70,6 +70,7 @@ LadderStageName: TypeAlias = Literal[
     "snake_order",
     "basic_stream_k",
     "stream_k",
+    "short_sums",
     "thin",
 ]
 """Name of a stage of the FP32 ladder."""

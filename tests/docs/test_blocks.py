@@ -12,7 +12,7 @@ from support.results import ENVIRONMENT, SHAPES, gpu_frame, gpu_row, save
 import generate
 from blocks import published, tables
 from generate import BLOCK, GENERATORS
-from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder import ASIDE, STAGES
 from numba_gemm.lab.bench import counters, results, streamed
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.targets import case, groups, verdicts
@@ -142,7 +142,7 @@ class TestReadme:
         assert TARGETS.files == ("targets.csv", "targets.json", TARGETS.summary_file)
         assert "vector" in groups.GROUPS
         assert set(published.STATISTICS) == set(verdicts.STATISTICS)
-        assert published.ASIDE in STAGES
+        assert set(ASIDE) < set(STAGES)
 
     def test_targets_that_cannot_be_shown(self, folder, capsys):
         assert self.run(folder, text=self.TEXT.format("targets", "")) == 1
@@ -153,10 +153,11 @@ class TestReadme:
 
     def test_what_is_no_stage_stays_out_of_the_ladder(self, folder):
         frame = gpu_frame()
-        thin = frame[frame["stage"] == "naive"].assign(stage="thin")
-        save(pd.concat([frame, thin]), ENVIRONMENT, folder / "latest")
+        others = [frame[frame["stage"] == "naive"].assign(stage=name) for name in ASIDE]
+        save(pd.concat([frame, *others]), ENVIRONMENT, folder / "latest")
         assert self.run(folder, text=self.TEXT.format("ladder", "")) == 0
-        assert "thin" not in (folder / "README.md").read_text(encoding="utf-8")
+        shown = (folder / "README.md").read_text(encoding="utf-8")
+        assert not any(name in shown for name in ASIDE)
 
     @pytest.mark.parametrize(
         ("spoil", "says"),
@@ -446,6 +447,27 @@ class TestDocstrings:
         save_targets(folder / "latest", status="wrong")
         assert self.run(folder) == 1
         assert "holds no product of the group vector" in capsys.readouterr().err
+
+    def save_random(self, folder, rows):
+        texts = {"random_products.csv": command.csv_text(pd.DataFrame(rows))}
+        command.write_files(folder / "latest", texts | {"random_products.json": command.json_text(ENVIRONMENT)})
+
+    def test_stage_for_short_sums(self, folder, capsys):
+        path = self.stage(folder, "short_sums")
+        path.write_text(self.HEAD.format("short_sums") + self.OLD + self.LIMITS + self.CODE)
+        assert self.run(folder) == 1
+        assert "random_products.csv: run numba-gemm lab random_products --out" in capsys.readouterr().err
+        rows = [{"k": 33, "ieee_ratio": 0.5}, {"k": 32, "ieee_ratio": 0.8}, {"k": 1, "ieee_ratio": 1.8}]
+        self.save_random(folder, rows)
+        assert self.run(folder) == 0
+        text = path.read_text()
+        assert " ".join(text[text.index("Measured: ") : text.index("Limits: what")].split()) == (
+            "Measured: 2 random products of up to 32 terms on an NVIDIA Test GPU, by tiled_sgemm: 1.20 of cuBLAS SGEMM "
+            "in the geometric mean, 0.80 or more of it in each."
+        )
+        self.save_random(folder, rows[:1])
+        assert self.run(folder) == 1
+        assert "holds no product of up to 32 terms" in capsys.readouterr().err
 
     def test_regression_and_no_cublas(self, folder):
         frame = gpu_frame(warp_tiled=50.0).query("stage != 'cublas'").assign(ratio_to_cublas=math.nan)

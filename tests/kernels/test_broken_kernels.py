@@ -26,6 +26,8 @@ SHARED = ("basic_stream_k", "stream_k", "thin")  # stages that share tiles
 TURNS = ("stream_k", "thin")  # stages that count tiles, not terms
 TILED = [name for name in STAGES if name not in ("naive", "coalesced", "snake_order")]  # one stage for each module
 
+OWN_LOOPS = ("async_copy", "short_sums", *SHARED)  # stages whose loop along k is another one
+
 UNWRITTEN = np.uint32(0x7FC0DEAD)  # a NaN that no sum is: what lies outside of C may be one
 
 
@@ -156,7 +158,7 @@ MUTATIONS = [
     ("thread_tile_1d", "store", "row < c.shape[0]", "row <= c.shape[0]", 0),
     ("vectorized", "store", "row < c.shape[0]", "row <= c.shape[0]", 1),
     # a k-tile or a k-step lost
-    *[(name, "stage", "while k0 < k", "while k0 + BK < k", 0) for name in TILED if name not in ("async_copy", *SHARED)],
+    *[(name, "stage", "while k0 < k", "while k0 + BK < k", 0) for name in TILED if name not in OWN_LOOPS],
     *[(name, "stage", "while left > uint32(0)", "while left > uint32(1)", 0) for name in TURNS],
     ("async_copy", "stage", "while k0 < end", "while k0 + BK < end", 0),
     ("register_prefetch", "stage", "buffer, BK - 1,", "buffer, BK - 2,", 0),
@@ -348,6 +350,19 @@ MUTATIONS = [
     ("stream_k", "store", "i // 4 * (4 * LANES_M) + i % 4", "i // 4 * (4 * LANES_M)", 0),
     ("stream_k", "stage", "block_row += warp // (BN // WN) * WM", "block_row += 0", 0),
     ("stream_k", "stage", "block_row += warp // (BN // WN) * WM", "block_row += warp % (BN // WN) * WM", 0),
+    # terms, rows and columns of short_sums
+    ("short_sums", "stage", "uint32(width) + uint32(STEPS - 1)", "uint32(width)", 0),
+    ("short_sums", "stage", "width * col_step(x)", "BK * col_step(x)", 0),
+    ("short_sums", "stage", "width * col_step(y)", "BK * col_step(y)", 0),
+    ("short_sums", "stage", "width = int64(BK)", "pass", 0),
+    ("short_sums", "stage", "int32(i) < rows", "int32(i) <= rows", 0),
+    ("short_sums", "stage", "if col < z.shape[1] else", "if col <= z.shape[1] else", 0),
+    ("short_sums", "stage", "to += row_step(z)", "to += 0 * row_step(z)", 0),
+    ("short_sums", "stage", "if i == uint32(x)", "if i == uint32(1)", 0),
+    ("short_sums", "stage", "PLAIN and beta == float32(0)", "PLAIN", 0),
+    ("short_sums", "stage", "uint32(down * uint32(partition.cols))", "uint32(down)", 0),
+    ("short_sums", "stage", "i1 * partition.a_middle", "i0 * partition.a_middle", 0),
+    ("short_sums", "stage", "uint32(b_at + 4 * p * B_PITCH)", "uint32(b_at)", 0),
     (
         "thin",
         "store",

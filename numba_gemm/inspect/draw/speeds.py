@@ -18,7 +18,9 @@ BASELINES: dict[str, dict[str, Any]] = {
     "cublas": {"color": CUBLAS, "linestyle": "--", "marker": "x"},
     "auto": {"color": CHOICE, "linestyle": "-", "marker": "*"},
     "cpu": {"color": OTHER, "linestyle": ":", "marker": "."},
-    "thin": {"color": ACCENT, "linestyle": "-.", "marker": "h"},  # a stage for other shapes than the ladder's
+    # Stages for other shapes than the ladder's.
+    "short_sums": {"color": ACCENT, "linestyle": ":", "marker": "8"},
+    "thin": {"color": ACCENT, "linestyle": "-.", "marker": "h"},
 }
 MARKERS = "ov^<>sDpPX*"
 CHOICE_LABEL = "tiled_sgemm's choice"

@@ -26,6 +26,11 @@ def _moving(BM, BN, BK, TM, TN, WM, WN, min_blocks=0):
     return TileConfig(BM, BN, BK, TM, TN, WM, WN, 2, pad=4, pad_b=4, dynamic=True, min_blocks=min_blocks, order="snake")
 
 
+def _one_tile(BM, BN, BK, TM, min_blocks=0):
+    """Return tiles of `short_sums`: a thread has one column, and shared memory one tile of A and B."""
+    return TileConfig(BM, BN, BK, TM, 1, pad=4, pad_b=4, dynamic=True, min_blocks=min_blocks)
+
+
 def _lanes(BM, BN, TM, TN, lanes, steps=1, slots=3, min_blocks=0):
     """Return tiles of `thin`: `lanes` threads along k per thread tile, with `steps` times four k of each chunk."""
     pads = {"pad": int(BM > 1), "pad_b": int(BN > 1)}  # room between k, if they are copied by columns
@@ -189,6 +194,22 @@ RECORDS = (
         min_cc=(8, 0),
     ),
     LadderStage(
+        name="short_sums",
+        summary="up to 32 terms per sum: one k-tile, loaded at once, and C in whole sectors",
+        build=Code("ladder.short_sums"),
+        configs=(
+            _one_tile(64, 32, 32, 16, min_blocks=8),
+            _one_tile(32, 64, 16, 16, min_blocks=8),
+            _one_tile(32, 128, 8, 16, min_blocks=4),
+            _one_tile(32, 32, 32, 8, min_blocks=8),
+        ),
+        test_config=_one_tile(32, 32, 8, 16),
+        schedule=partition_layout,
+        undivided=True,
+        vectorized=True,
+        min_cc=(8, 0),
+    ),
+    LadderStage(
         name="thin",
         summary="lanes along k, for a C of few rows or columns",
         build=Code("ladder.thin"),
@@ -217,5 +238,6 @@ RECORDS = (
     ),
 )
 STAGES: dict[str, LadderStage] = {stage.name: stage for stage in RECORDS}
+ASIDE = ("short_sums", "thin")  # for other shapes than the ladder's, so no steps of it
 
-__all__ = ["STAGES", "LadderStage", "TileConfig"]
+__all__ = ["ASIDE", "STAGES", "LadderStage", "TileConfig"]

@@ -193,7 +193,7 @@ def stores_partial_vectors(config: TileConfig) -> bool:
 
     Larger tiles are stored as fast float by float, through shared memory.
     """
-    return config.lanes_k == 1 and config.TM * config.TN < SUMS_STAGED
+    return config.lanes_k == 1 and config.TN > 1 and config.TM * config.TN < SUMS_STAGED
 
 
 def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
@@ -210,7 +210,7 @@ def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     if small and a[-1] == "1":
         b = b.replace("4", "1")
     floats, whole = small and a[-1] == "1", product.c.cols % 4 == 0
-    aligned = whole and not (in_lanes or floats)  # `thin` stores C by floats
+    aligned = whole and config.TN > 1 and not (in_lanes or floats)  # `short_sums` and `thin` store C by floats
     partial = (floats or not whole) and product.epilogue is None and stores_partial_vectors(config)
     if not product.c.aligned_rows or (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES:
         aligned = partial = False
@@ -242,7 +242,8 @@ class LadderStage(Stage):
     `numba_gemm.device.partition.PartitionArguments` behind C, and the epilogue's vectors as a tuple behind that.
     ``schedule(config, m, n, k, batch, partition)`` returns the `PartitionLayout` of a launch. A scheduled stage
     that is ``plain`` takes ``fit`` all the same, and neither batches nor an epilogue. One that ``adds_apart`` leaves
-    the parts of tiles that many blocks share to another kernel.
+    the parts of tiles that many blocks share to another kernel. In one that is ``undivided``, one block computes each
+    tile, whatever the partition.
     """
 
     block: Callable[[TileConfig], tuple[int, int]] = lambda config: (config.threads, 1)
@@ -253,6 +254,7 @@ class LadderStage(Stage):
     schedule: Callable[..., PartitionLayout] | None = None
     plain: bool = False
     adds_apart: bool = False
+    undivided: bool = False
 
     def __post_init__(self) -> None:
         if self.test_config.threads > 64:
@@ -334,7 +336,7 @@ class LadderStage(Stage):
         assert partition is not None, "a scheduled stage divides its work by a partition"
         compensated = isinstance(kernel.variant, Variant) and kernel.variant.compensated
         tiles = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN) * product.batch.matrices
-        if compensated and config.lanes_k == 1:  # whose parts of sums cannot be added
+        if self.undivided or (compensated and config.lanes_k == 1):  # of such sums, parts cannot be added
             partition = partition if partition.whole == tiles else Partition(tiles, tiles)
         made = self.schedule(config, product.m, product.n, product.k, product.batch, partition)
         place: tuple[Word, ...] = AT_SCRATCH if made.workspace_bytes or made.counters else (0, 0)
