@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 8. Stream-K, equal shares for all SMs: `basic_stream_k`, `stream_k`, and `thin`
+# # 8. Stream-K, equal shares for all SMs: `basic_stream_k`, `stream_k`, `thin`, and `short_sums`
 #
 # *Before this: [notebook 7](07_async_copies_and_addresses.ipynb). Time: about 90 minutes.*
 #
@@ -564,6 +564,24 @@ targets.loc[targets["group"] == "vector", ["case", "us", "baseline", "ratio"]]
 # The baseline of the first rows is the bandwidth of a copy, in bytes read. A product can exceed it, since a copy also
 # has to write what it reads. A C with few rows is computed as its transpose.
 #
+# ## Beside the ladder: `short_sums`
+#
+# And if there are only a few terms per sum? With K = 3, `stream_k` multiplies 16 terms, of which 13 are zeros, and all
+# that it prepares for the next k-tile is in vain. Most of the work is to write C. The stage `short_sums` loads its
+# tiles at once, waits, multiplies the terms that there are, and stores. Its warps have 32 neighbouring columns, one per
+# lane, so each row is written in whole sectors, wherever in memory it begins.
+
+# %%
+notebook.source("short_sums", function="store")
+
+# %%
+random = notebook.recorded("latest/random_products.csv")
+print(random.attrs["source"])
+short = random[(random["k"] <= 32) & (random["m"] * random["n"] > 1_000_000)]
+columns = ["m", "n", "k", "layout", "cublas_us", "ieee_us"]
+short[columns].sort_values("k").head(12)
+
+# %% [markdown]
 # ## The whole ladder
 #
 # All stages at 4096 x 4096 x 4096, from the recorded runs, and then at all sizes. The first bar is the kernel that you

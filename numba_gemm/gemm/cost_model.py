@@ -36,6 +36,8 @@ MEMORY_OVERLAP = 2.72
 # Bytes of C per clock that an SM writes: in vectors, or float by float through shared memory; and float by float from
 # where the sums are, as small thread tiles do without an epilogue.
 STORE, STORE_FLOATS = 29.5, 7.92
+# Factor by which stores of `short_sums` take longer if rows of C begin or end within a sector.
+PARTIAL_SECTORS = 1.25
 # The same, as a limit of all SMs, for a C whose rows in memory are columns of tiles: each float is written for itself.
 STORE_COLUMNS = 0.65
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
@@ -66,6 +68,9 @@ FEW_COLUMNS = 32  # up to which configurations for a C of few columns are consid
 TILES_ALONG, THIN_COLUMNS = 8, 64
 # Terms of a sum up to which `short_sums` is considered, and those that it multiplies at a time.
 SHORT_TERMS, SHORT_STEPS = 32, 4
+# `DIRECT` has no shared memory to wait for. In float32, it is considered for a C of few elements, whose sums are short,
+# without batch or epilogue.
+DIRECT, DIRECT_ELEMENTS, DIRECT_TERMS = "coalesced", 1 << 17, 24
 MOST_LANES = max(FP32_LANES_PER_SM.values())
 
 Way = tuple[float, int, tuple[int, int] | None]  # clocks; blocks, negated; blocks and whole tiles of a division
@@ -96,6 +101,8 @@ class Costs:
 
     Attributes
     ----------
+    direct : bool
+        True if it is that of `DIRECT`.
     divides : bool
         True if it divides products by a partition.
     in_groups : bool
@@ -104,8 +111,8 @@ class Costs:
         Parts of a sum beyond which another kernel adds them.
     bytes_factors : tuple of float
         Factors by which bytes take longer, if the contiguous axis of A is not k, and if it is.
-    most_columns, most_terms : float
-        Columns of C, and terms of a sum, up to which it is considered.
+    most_columns, most_terms, most_elements : float
+        Columns of C, terms of a sum, and elements of C up to which it is considered.
     along : bool or None
         Contiguous axis of A that it is considered for, as in `Rate`.
     """
@@ -123,9 +130,11 @@ class Costs:
         "apart",
         "bytes_factors",
         "config",
+        "direct",
         "divides",
         "in_groups",
         "most_columns",
+        "most_elements",
         "most_terms",
         "rate",
         "sms",
@@ -164,7 +173,7 @@ class Costs:
             (rate.alone**OVERLAP + (4 * ceil(resident * warps / 4) / warps * full) ** OVERLAP) ** (1 / OVERLAP)
             for resident in range(rate.resident + 1)
         ]
-        self.in_groups, self.divides = stage.name == "thin", stage.takes_partition
+        self.in_groups, self.direct, self.divides = stage.name == "thin", stage.name == DIRECT, stage.takes_partition
         self.apart = READS_APART * parts_at_once(config) if stage.adds_apart else inf
         place, factor = (PLACE, 1.0) if vectors else (PLACE_FLOATS, NARROW_FLOATS)
         self.bytes_factors = (
@@ -174,7 +183,9 @@ class Costs:
         # Tiles of several columns serve both axes well; of kernels with compensated sums, there are to be few.
         several = self.in_groups and config.BN > 1 and not compensated
         self.most_columns, self.along = inf, None if several else rate.along
-        self.most_terms = config.BK if stage.undivided else inf
+        self.most_terms, self.most_elements = config.BK if stage.undivided else inf, inf
+        if self.direct:
+            self.most_terms, self.most_elements = DIRECT_TERMS, DIRECT_ELEMENTS
         if is_narrow(stage, config):
             self.most_columns = TILES_ALONG * config.BN
             if self.in_groups or config.BN < FEW_COLUMNS:
@@ -184,8 +195,10 @@ class Costs:
         # Clocks per tile and term in which a tile's operands come from the L2 cache, if that may take longest.
         self._traffic = FLOAT32_BYTES * (config.BM + config.BN) / (SHARED_RATE * sm_count) if self.in_groups else 0.0
         self._size = FLOAT32_BYTES * config.BM * config.BN
-        by_floats = stores_partial_vectors(config) and not stores_vectors
+        by_floats = self.direct or (stores_partial_vectors(config) and not stores_vectors)
         self._store = self._size / (STORE_FLOATS if by_floats else STORE) + finishing
+        if stage.undivided and not stores_vectors:
+            self._store *= PARTIAL_SECTORS
         self._at_once = max(1, 64 * config.lanes_k // (config.TM * config.TN))
 
     def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, float, float]:
@@ -196,7 +209,9 @@ class Costs:
         """
         (BM, BN, BK), k_tile, blocks, store = self._tile, self._k_tile, self._blocks, self._store
         tiles: int = -(-m // BM) * -(-n // BN) * matrices
-        k_tiles: float = -(-k // BK) or 1 if self.most_terms == inf else -(-k // SHORT_STEPS) * SHORT_STEPS / BK
+        k_tiles: float = -(-k // BK) or 1
+        if self.stage.undivided:
+            k_tiles = -(-k // SHORT_STEPS) * SHORT_STEPS / BK
         if tiles * k * self._traffic > memory:
             memory = tiles * k * self._traffic
         work, alone = tiles * k_tiles, k_tile[1]
@@ -229,13 +244,15 @@ class Costs:
     ) -> list[Way]:
         """Return each way to divide a product, and the clocks that it takes if memory does not limit it.
 
-        In a stage that adds parts in groups, these are added after the operands' `memory` clocks.
+        In a stage that adds parts in groups, these are added after the operands' `memory` clocks. `DIRECT` waits for these,
+        too.
 
         Ways that take more clocks than `limit` may be left out, and so may ways that take more than both `least` and an
         earlier one.
         """
         if not self.divides:
-            return [(self.clocks(tiles, k_tiles, [(tiles, tiles)])[0][0], 0, None)]
+            clocks = self.clocks(tiles, k_tiles, [(tiles, tiles)])[0][0]
+            return [(clocks + memory if self.direct else clocks, 0, None)]
         divisions = [(tiles, tiles)] if self._undivided else self.divisions(tiles, k_tiles)
         return self.clocks(tiles, k_tiles, divisions, memory, limit, least)
 
@@ -322,18 +339,19 @@ def columns_clocks(elements: int, sm_count: int) -> float:
 def rated(cc: tuple[int, int]) -> tuple[tuple[LadderStage, TileConfig], ...]:
     """Return the configurations that have a rate, of the stages that serve a compute capability best.
 
-    A stage that takes any layout with a schedule serves every shape better than the stages before it; where it runs,
-    they are left out.
+    A stage that takes any layout with a schedule serves nearly every shape better than the stages before it; where it
+    runs, they are left out, but for `DIRECT`.
     """
     able = [stage for stage in LADDER.values() if stage.runs_on(cc)]
-    stages = [stage for stage in able if stage.takes_variants] or able
+    scheduled = [stage for stage in able if stage.takes_variants]
+    stages = [*scheduled, LADDER[DIRECT]] if scheduled else able
     return tuple((stage, config) for stage in stages for config in stage.configs if rate_of(stage, config) is not None)
 
 
 @lru_cache(maxsize=16)
 def common_divisors(cc: tuple[int, int]) -> tuple[int, int]:
     """Return the largest numbers that divide all extents of C's tiles, and of k-tiles, but for a C of few columns."""
-    configs = [one for stage, one in rated(cc) if not is_narrow(stage, one)]
+    configs = [one for stage, one in rated(cc) if stage.name != DIRECT and not is_narrow(stage, one)]
     return gcd(*(config.BM for config in configs), *(config.BN for config in configs)), gcd(*(c.BK for c in configs))
 
 

@@ -45,7 +45,7 @@ class Rate:
 # out. `resident` follows from registers, threads and shared memory; `thin` has 1 where one block per SM keeps the
 # memory busy. COMPENSATED: of such sums, if they differ.
 RATES: dict[tuple[str | int, ...], Rate] = {
-    ("coalesced", 2, 128, 1): Rate(0.101, alone=62, resident=8, first=1160),
+    ("coalesced", 2, 128, 1): Rate(0.101, alone=76, resident=8, first=900),
     ("register_prefetch", 64, 64, 16): Rate(0.53, alone=1030, resident=4),
     ("register_prefetch", 128, 128, 16): Rate(0.69, alone=2210, resident=2),
     ("register_prefetch", 128, 256, 16): Rate(0.72, alone=680, resident=1),
@@ -53,7 +53,7 @@ RATES: dict[tuple[str | int, ...], Rate] = {
     ("shared_tile", 32, 32, 32): Rate(0.136, alone=1500, resident=2),
     ("stream_k", 128, 256, 16): Rate(1, alone=3090, resident=1, floats=1.07, first=6540),
     ("stream_k", 256, 128, 16): Rate(0.988, alone=3170, resident=1, floats=1.03, first=6500),
-    ("stream_k", 128, 128, 16): Rate(0.838, alone=1810, resident=2, floats=1.01, first=6280),
+    ("stream_k", 128, 128, 16): Rate(0.838, alone=1810, resident=2, floats=1.05, first=6280),
     ("stream_k", 64, 128, 16): Rate(0.781, alone=1090, resident=3, floats=1.06, first=3690),
     ("stream_k", 64, 128, 8): Rate(0.734, alone=614, resident=3, floats=1.07, first=3160),
     ("stream_k", 64, 64, 16, 64): Rate(0.765, alone=1240, resident=4, floats=1.07, first=3500),
@@ -63,10 +63,10 @@ RATES: dict[tuple[str | int, ...], Rate] = {
     ("stream_k", 32, 32, 16): Rate(0.418, alone=615, resident=8, floats=1.01, first=1820),
     ("stream_k", 256, 16, 16): Rate(0.503, alone=814, resident=3, floats=1.18, along=False, first=2460),
     # For sums of one k-tile.
-    ("short_sums", 64, 32, 32): Rate(0.401, alone=1000, resident=8, floats=1.03, first=2040),
-    ("short_sums", 32, 64, 16): Rate(0.495, alone=466, resident=8, floats=1.03, first=1360),
+    ("short_sums", 64, 32, 32): Rate(0.401, alone=1000, resident=8, floats=1.15, first=2040),
+    ("short_sums", 32, 64, 16): Rate(0.495, alone=466, resident=8, floats=1.1, first=1360),
     ("short_sums", 32, 128, 8): Rate(0.527, alone=237, resident=4, first=1210),
-    ("short_sums", 32, 32, 32): Rate(0.43, alone=596, resident=8, floats=1.02, first=1830),
+    ("short_sums", 32, 32, 32): Rate(0.43, alone=596, resident=8, floats=1.25, first=1830),
     # For a C of few columns.
     ("thin", 1, 1, 512): Rate(0.0232, alone=174, resident=2, along=True, first=1810),
     ("thin", 4, 1, 256): Rate(0.0452, alone=178, resident=3, floats=1.15, along=True, first=1720),

@@ -76,11 +76,11 @@ def test_the_choice_is_the_first_candidate(wanted):
         ((1826, 1, 8611), "NT", True, "thin"),
         ((8203, 3, 7281), "TN", True, "thin"),  # aligned, `rows_in_registers` is as fast
         ((17759, 7, 15937), "TT", True, "thin"),
-        ((1034, 6953, 2), "NN", True, "stream_k"),
-        ((17315, 130, 5), "NN", False, "stream_k"),
+        ((1034, 6953, 2), "NN", True, "short_sums"),
+        ((17315, 130, 5), "NN", False, "short_sums"),
         ((13637, 13658, 19), "TT", True, "stream_k"),
         ((512, 2833, 83), "NT", True, "stream_k"),
-        ((9171, 86, 4), "NN", False, "stream_k"),
+        ((9171, 86, 4), "NN", False, "short_sums"),
     ],
 )
 def test_thin_products_and_short_sums(shape, layout, odd, stage):

@@ -4,11 +4,13 @@ Bottleneck before: stream_k prepares a pipeline of k-tiles and the division of i
     k-tile. The time passes before the first load and after the last multiply-add, and 16 terms are multiplied where
     there are three.
 Idea: a block loads its tiles of A and B at once, waits, multiplies as many terms as there are, and stores. Nothing
-    overlaps within a block; a multiprocessor has eight or more. A thread has one column and 4 to 16 rows of C, so a
-    warp stores 32 neighbours of a row at a time: whole sectors, whatever the alignment of C. For each term, a lane reads
-    one float of B, and the warp four floats of A at a time, which the hardware broadcasts.
+    overlaps within a block; a multiprocessor has up to eight. A thread has one column of C and 8 or 16 rows, so a
+    warp stores 32 neighbours of a row at a time: whole sectors, whatever the alignment of C. For each term, a lane
+    reads one float of B, and the warp four floats of A at a time, which the hardware broadcasts.
 Traffic: tiles of A and B once per tile of C, from the L2 cache, and C once.
 Registers and shared memory: TM accumulators; one tile of each operand.
+Measured: 97 random products of up to 32 terms on an NVIDIA H200, by tiled_sgemm: 1.60 of cuBLAS SGEMM in the
+    geometric mean, 0.82 or more of it in each.
 Limits: two reads of shared memory per seven multiply-adds. Sums of more terms than BK wait for each k-tile, so "auto"
     chooses this stage for one k-tile only, and in "bf16x6" for up to eight terms, which need no compensation.
 """
