@@ -244,8 +244,8 @@ class Costs:
     ) -> list[Way]:
         """Return each way to divide a product, and the clocks that it takes if memory does not limit it.
 
-        In a stage that adds parts in groups, these are added after the operands' `memory` clocks. `DIRECT` waits for these,
-        too.
+        In a stage that adds parts in groups, these are added after the operands' `memory` clocks. `DIRECT` waits for
+        these clocks, too.
 
         Ways that take more clocks than `limit` may be left out, and so may ways that take more than both `least` and an
         earlier one.
