@@ -206,7 +206,6 @@ RECORDS = (
         test_config=_one_tile(32, 32, 8, 16),
         schedule=partition_layout,
         undivided=True,
-        vectorized=True,
         min_cc=(8, 0),
     ),
     LadderStage(
