@@ -11,8 +11,9 @@ Traffic: tiles of A and B once per tile of C, from the L2 cache, and C once.
 Registers and shared memory: TM accumulators; one tile of each operand.
 Measured: 97 random products of up to 32 terms on an NVIDIA H200, by tiled_sgemm: 1.70 of cuBLAS SGEMM in the
     geometric mean, 0.89 or more of it in each.
-Limits: two reads of shared memory per seven multiply-adds. Sums of more terms than BK wait for each k-tile, so "auto"
-    chooses this stage for one k-tile only, and in "bf16x6" for up to eight terms, which need no compensation.
+Limits: five reads of shared memory per sixteen multiply-adds, or three per eight. Sums of more terms than BK wait for
+    each k-tile, so "auto" chooses this stage for one k-tile only, and in "bf16x6" for up to eight terms, which need no
+    compensation.
 """
 
 from numba import cuda, float32, int32, int64, uint32
