@@ -20,6 +20,7 @@ RECORDED = (
     "latest/counters.*",
     "latest/environment.json",
     "latest/orders.*",
+    "latest/random_products.*",
     "latest/results.csv",
     "latest/targets.*",
     "latest/precisions/accuracy.csv",
