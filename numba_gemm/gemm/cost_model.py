@@ -27,7 +27,9 @@ __all__ = ["COMPENSATED", "RATES", "Costs", "Rate", "costs_of", "rate_of", "rate
 
 # The constants down to PLACE_FLOATS and the rates of `stream_k`, `short_sums` and `thin` are fitted to 5,752 products
 # of 719 shapes on an H100 and an H200 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md). The fit starts
-# from earlier ones, which other rates are from. Clocks of a launch, and of a piece of a tile of C.
+# from earlier ones, which other rates are from. PARTIAL_SECTORS, the rate of `coalesced`, and the factors for floats of
+# `short_sums` and of 128x128 tiles are set by hand, from products on an H200 that took longer than expected.
+# Clocks of a launch, and of a piece of a tile of C.
 LAUNCH, PIECE = 1820, 1250
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.31
@@ -54,8 +56,8 @@ SHARED_RATE, LONE_RATE = 18.8, 118
 MEMORY_EFFICIENCY = 0.915
 # Factors by which bytes take longer in `thin`: if the contiguous axis of A is not k, and if it is copied by floats.
 NARROW_ROWS, NARROW_FLOATS = 1.05, 1.24
-# Bytes that take no longer than finding the next place in memory, of which a tile's rows along that axis are copied, in
-# vectors and by floats.
+# A tile is copied in runs, as long as the tile along the contiguous axis. Each run takes as much longer as this number
+# of bytes, if it is copied in vectors, and by floats.
 PLACE, PLACE_FLOATS = 21.4, 29.3
 # Operations that compensated sums take beside each multiply-add, in `stream_k` and in `thin`; registers per SM; floats
 # that `thin` converts to float64 per clock, and clocks until a lane's sum is added to those of others in float64.

@@ -101,6 +101,10 @@ def launchable(
         raise TypeError(f"config is {config!r}; expected a TileConfig; pass one, or leave it out for the stage's first")
     a, b, c = (dense("N", *shape) if contiguous else Layout(*shape, *ANY_STRIDES) for shape in ((m, k), (k, n), (m, n)))
     product = Product(a, b, c)
+    if blocks is not None and (record.schedule is None or record.undivided):
+        raise ValueError(
+            f"blocks is {blocks} and stage is {stage!r}, which gives each block one tile; expected None; leave it out"
+        )
     grid: tuple[int, ...] = record.grid(config, m, n)
     division = None
     if record.schedule is not None:
@@ -110,10 +114,6 @@ def launchable(
             partition = default_partition(config, product, index("blocks", blocks, 1))
         division = record.schedule(config, m, n, k, product.batch, partition)
         grid = division.grid
-    elif blocks is not None:
-        raise ValueError(
-            f"blocks is {blocks} and stage is {stage!r}, which gives each block one tile; expected None; leave it out"
-        )
     check_grid(grid)
     variant = record.variant(config, product)
     if isinstance(variant, Variant):

@@ -18,7 +18,7 @@ from numba_gemm.device import store
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.simulator import scheduler
 
-SHARING = [name for name, stage in STAGES.items() if stage.schedule is not None]
+SHARING = [name for name, stage in STAGES.items() if stage.schedule is not None and not stage.undivided]
 # Extents beyond the tiles, contiguous operands, and the number of blocks that share the tiles.
 LAUNCHES = {
     "aligned": ((4, 0), True, None),
@@ -118,6 +118,11 @@ def test_every_stage_compiles_for_arrays(stage):
             ("naive", 8, 8, 8),
             {"blocks": 2},
             "blocks is 2 and stage is 'naive', which gives each block one tile; expected None; leave it out",
+        ),
+        (
+            ("short_sums", 80, 80, 8),
+            {"blocks": 2},
+            "blocks is 2 and stage is 'short_sums', which gives each block one tile; expected None; leave it out",
         ),
         (("stream_k", 8, 8, 8), {"blocks": 0}, "blocks is 0; expected 1 or more"),
         (("naive", 2**40, 2**40, 8), {}, "a grid of 34359738368 by 34359738368 blocks; expected at most"),
