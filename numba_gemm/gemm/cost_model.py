@@ -30,7 +30,7 @@ __all__ = ["COMPENSATED", "RATES", "Costs", "Rate", "costs_of", "rate_of", "rate
 # from earlier ones, which other rates are from. PARTIAL_SECTORS, the rate of `coalesced`, and the factors for floats of
 # `short_sums` and of 128x128 tiles are set by hand, from products on an H200 that took longer than expected.
 # Clocks of a launch, and of a piece of a tile of C.
-LAUNCH, PIECE = 1820, 1250
+LAUNCH, PIECE = 1900, 1460
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.31
 # So do these and the operands' bytes, but for `thin`.
@@ -39,19 +39,19 @@ MEMORY_OVERLAP = 2.72
 # where the sums are, as small thread tiles do without an epilogue.
 STORE, STORE_FLOATS = 29.5, 7.92
 # Factor by which stores of `short_sums` take longer if rows of C begin or end within a sector.
-PARTIAL_SECTORS = 1.25
+PARTIAL_SECTORS = 1.37
 # The same, as a limit of all SMs, for a C whose rows in memory are columns of tiles: each float is written for itself.
 STORE_COLUMNS = 0.65
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
-MEET, TRIP = 3800, 768
+MEET, TRIP = 4370, 745
 # `thin` adds more parts than the first of these in groups, and then the groups' sums, which takes so many clocks more.
-IN_GROUP, REGROUP = 16, 2020
+IN_GROUP, REGROUP = 16, 2060
 # Clocks of the launch that adds parts of sums; and of an SM per byte of C, by threads of one element and of four.
-ADDING, APART, APART_BY_FOUR = 5780, 0.524, 0.0958
+ADDING, APART, APART_BY_FOUR = 6650, 0.423, 0.0876
 # Clocks until its block begins with another tile, after a part of one.
 AGAIN = 2430
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
-SHARED_RATE, LONE_RATE = 18.8, 118
+SHARED_RATE, LONE_RATE = 18.8, 88.4
 # Fraction of device memory's theoretical bandwidth that kernels reach.
 MEMORY_EFFICIENCY = 0.915
 # Factors by which bytes take longer in `thin`: if the contiguous axis of A is not k, and if it is copied by floats.
@@ -66,8 +66,9 @@ COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 6553
 COMPENSATING_ALONE, MOST_COMPENSATED = 20, 4
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
-# Tiles along a row of C up to which those for a C of few columns are considered, and columns up to which `thin` is.
-TILES_ALONG, THIN_COLUMNS = 8, 64
+# Tiles along a row of C up to which those for a C of few columns are considered, and columns up to which `thin` is;
+# elements of C up to which its tiles of several columns are considered for any number of columns.
+TILES_ALONG, THIN_COLUMNS, THIN_ELEMENTS = 8, 64, 1 << 18
 # Terms of a sum up to which `short_sums` is considered, and those that it multiplies at a time.
 SHORT_TERMS, SHORT_STEPS = 32, 4
 # `DIRECT` has no shared memory to wait for. In float32, it is considered for a C of few elements, whose sums are short,
@@ -115,6 +116,8 @@ class Costs:
         Factors by which bytes take longer, if the contiguous axis of A is not k, and if it is.
     most_columns, most_terms, most_elements : float
         Columns of C, terms of a sum, and elements of C up to which it is considered.
+    few_elements : int
+        Elements of C up to which it is considered for more than `most_columns`, too.
     along : bool or None
         Contiguous axis of A that it is considered for, as in `Rate`.
     """
@@ -134,6 +137,7 @@ class Costs:
         "config",
         "direct",
         "divides",
+        "few_elements",
         "in_groups",
         "most_columns",
         "most_elements",
@@ -185,6 +189,7 @@ class Costs:
         # Tiles of several columns serve both axes well; of kernels with compensated sums, there are to be few.
         several = self.in_groups and config.BN > 1 and not compensated
         self.most_columns, self.along = inf, None if several else rate.along
+        self.few_elements = THIN_ELEMENTS if several else 0
         self.most_terms, self.most_elements = config.BK if stage.undivided else inf, inf
         if self.direct:
             self.most_terms, self.most_elements = DIRECT_TERMS, DIRECT_ELEMENTS

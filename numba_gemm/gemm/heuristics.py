@@ -19,7 +19,7 @@ from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..models.gpu_names import dotted
 from ..runtime.device import DeviceProperties
 from . import cost_model, tensor_heuristics
-from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, SHORT_TERMS, common_divisors, memory_clocks
+from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, SHORT_TERMS, THIN_ELEMENTS, common_divisors, memory_clocks
 from .ladder_heuristics import best_of_ladder, ranked_ladder
 from .precision import tensor_stage
 from .problem import Choice, Problem
@@ -200,7 +200,7 @@ def _rounded_up(wanted: Problem) -> Problem:
         if (wanted.precision, wanted.cc) == TIMED:  # C may be written by floats
             return wanted
         return Problem(-(-m // TENSOR_TILE) * TENSOR_TILE, -(-n // TENSOR_TILE) * TENSOR_TILE, *wanted[2:])
-    if m <= NARROW or n <= NARROW or k <= SHORT_TERMS:
+    if m <= NARROW or n <= NARROW or k <= SHORT_TERMS or wanted.matrices * m * n <= THIN_ELEMENTS:
         return wanted
     tile, k_tile = common_divisors(wanted.cc)
     rows, cols, terms = ceil_div(m, tile) * tile, ceil_div(n, tile) * tile, ceil_div(k, k_tile) * k_tile

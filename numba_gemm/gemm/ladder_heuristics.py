@@ -54,16 +54,18 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     as_is, transposed = (by_columns, memory) if wanted.by_columns else (memory, by_columns)
     compensated = wanted.precision != IEEE and k > FEW_TERMS
     vectors = wanted.vectors, wanted.partial_vectors, stores_vectors
-    elements = m * n if matrices == 1 and not wanted.epilogue and wanted.precision == IEEE else inf
+    elements = matrices * m * n
+    directly = elements if matrices == 1 and not wanted.epilogue and wanted.precision == IEEE else inf
     for i, costs in enumerate(costs_of(stage, wanted.cc, wanted.sm_count, *vectors, compensated)):
-        if only is None and (k > costs.most_terms or elements > costs.most_elements):
+        if only is None and (k > costs.most_terms or directly > costs.most_elements):
             continue
-        if only is not None or (n <= costs.most_columns and costs.along in (None, a_along)):
+        few = only is not None or elements <= costs.few_elements
+        if few or (n <= costs.most_columns and costs.along in (None, a_along)):
             bound = memory * costs.bytes_factors[a_along] if costs.in_groups else as_is
             least, tiles, k_tiles, bound = costs.least(m, n, k, matrices, bound)
             found.append((least, 2 * i, costs, False, tiles, k_tiles, bound))
         turns = both_ways and (costs.direct or costs.divides)
-        if turns and (only is not None or (m <= costs.most_columns and costs.along in (None, b_along))):
+        if turns and (few or (m <= costs.most_columns and costs.along in (None, b_along))):
             bound = memory * costs.bytes_factors[b_along] if costs.in_groups else transposed
             least, tiles, k_tiles, bound = costs.least(n, m, k, matrices, bound)
             found.append((least, 2 * i + 1, costs, True, tiles, k_tiles, bound))

@@ -690,13 +690,15 @@ def test_operands_are_laid_out_alike(memory, monkeypatch, compared):
     monkeypatch.setattr(tuning, "COMPARED_BYTES", compared)
     monkeypatch.setattr(tuning, "PIECES", 4)
     monkeypatch.setattr(tuning, "PERIOD", 1009)
-    a, b, c = filled(2 * M, K)[::-2], filled(N, K).T, filled(M + 1, N + 3)[1:, :N]
-    done, timed = [], []
+    depth = 8 * K  # for candidates whose sums are divided, which need a workspace
+    a, b, c = filled(2 * M, depth)[::-2], filled(N, depth).T, filled(M + 1, N + 3)[1:, :N]
+    done, timed, divided = [], [], []
 
     def launched(product, choice, alpha, x, y, beta, z, stream, vectors, workspace):
         gpu = runtime_devices.device_properties(0).gpu
         needed = choice.stage.launches(choice.config, product, IEEE, choice.partition, gpu)
         assert workspace.holds(needed.scratch_bytes, needed.counters)
+        divided.append(needed.counters > 0)
         assert (alpha, beta, stream) == (1.0, 0.0, 9)
         x, y, z = map(view, (x, y, z))
         z[...] = x @ y

@@ -198,7 +198,6 @@ RECORDS = (
         summary="up to 32 terms per sum: one k-tile, loaded at once, and C in whole sectors",
         build=Code("ladder.short_sums"),
         configs=(
-            _one_tile(64, 32, 32, 16, min_blocks=8),
             _one_tile(32, 64, 16, 16, min_blocks=8),
             _one_tile(32, 128, 8, 16, min_blocks=4),
             _one_tile(32, 32, 32, 8, min_blocks=8),
@@ -227,7 +226,11 @@ RECORDS = (
             # for a C of few rows and columns
             _lanes(4, 4, 4, 4, 128, slots=4, min_blocks=2),
             _lanes(8, 8, 8, 8, 64, slots=4, min_blocks=3),
+            _lanes(16, 4, 4, 4, 32, slots=4, min_blocks=4),
+            _lanes(16, 16, 8, 8, 32, slots=4, min_blocks=3),
+            _lanes(16, 32, 4, 8, 8, steps=2, slots=4, min_blocks=4),
             _lanes(32, 32, 8, 8, 8, slots=4, min_blocks=3),
+            _lanes(32, 32, 8, 8, 8, steps=2, min_blocks=3),
         ),
         test_config=_lanes(16, 4, 4, 4, 8),
         schedule=partition_layout,
