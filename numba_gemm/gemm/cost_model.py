@@ -25,40 +25,39 @@ from .ladder_rates import COMPENSATED, RATES, Rate, rate_of
 
 __all__ = ["COMPENSATED", "RATES", "Costs", "Rate", "costs_of", "rate_of", "rated"]
 
-# The constants down to PLACE_FLOATS and the rates of `stream_k`, `short_sums` and `thin` are fitted to 5,752 products
-# of 719 shapes on an H100 and an H200 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md). The fit starts
-# from earlier ones, which other rates are from. PARTIAL_SECTORS, the rate of `coalesced`, and the factors for floats of
-# `short_sums` and of 128x128 tiles are set by hand, from products on an H200 that took longer than expected.
+# The constants down to PLACE_FLOATS and the rates of `stream_k`, `short_sums` and `thin` are fitted to 18,303 choices
+# for 766 products on an H100 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md). The fit starts from earlier
+# ones, of an H200, too, which other rates and the constants for columns of C are from.
 # Clocks of a launch, and of a piece of a tile of C.
-LAUNCH, PIECE = 1900, 1460
+LAUNCH, PIECE = 1900, 1400
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.31
-# So do these and the operands' bytes, but for `thin`.
-MEMORY_OVERLAP = 2.72
+# So do these and the operands' bytes, but for `thin`: if A, B and C fit into the L2 cache of an H100, and if not.
+MEMORY_OVERLAP, MISSES_OVERLAP, CACHED_BYTES = 2.64, 1.7, 45_000_000
 # Bytes of C per clock that an SM writes: in vectors, or float by float through shared memory; and float by float from
 # where the sums are, as small thread tiles do without an epilogue.
-STORE, STORE_FLOATS = 29.5, 7.92
+STORE, STORE_FLOATS = 31.3, 8.4
 # Factor by which stores of `short_sums` take longer if rows of C begin or end within a sector.
-PARTIAL_SECTORS = 1.37
+PARTIAL_SECTORS = 1.45
 # The same, as a limit of all SMs, for a C whose rows in memory are columns of tiles: each float is written for itself.
 STORE_COLUMNS = 0.65
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
 MEET, TRIP = 4370, 745
 # `thin` adds more parts than the first of these in groups, and then the groups' sums, which takes so many clocks more.
-IN_GROUP, REGROUP = 16, 2060
+IN_GROUP, REGROUP = 16, 1780
 # Clocks of the launch that adds parts of sums; and of an SM per byte of C, by threads of one element and of four.
-ADDING, APART, APART_BY_FOUR = 6650, 0.423, 0.0876
+ADDING, APART, APART_BY_FOUR = 6550, 0.365, 0.079
 # Clocks until its block begins with another tile, after a part of one.
 AGAIN = 2430
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
-SHARED_RATE, LONE_RATE = 18.8, 88.4
+SHARED_RATE, LONE_RATE = 18.8, 82.1
 # Fraction of device memory's theoretical bandwidth that kernels reach.
 MEMORY_EFFICIENCY = 0.915
 # Factors by which bytes take longer in `thin`: if the contiguous axis of A is not k, and if it is copied by floats.
-NARROW_ROWS, NARROW_FLOATS = 1.05, 1.24
+NARROW_ROWS, NARROW_FLOATS = 1.05, 1.19
 # A tile is copied in runs, as long as the tile along the contiguous axis. Each run takes as much longer as this number
 # of bytes, if it is copied in vectors, and by floats.
-PLACE, PLACE_FLOATS = 21.4, 29.3
+PLACE, PLACE_FLOATS = 21.4, 25.3
 # Operations that compensated sums take beside each multiply-add, in `stream_k` and in `thin`; registers per SM; floats
 # that `thin` converts to float64 per clock, and clocks until a lane's sum is added to those of others in float64.
 COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 65536, 16, 6

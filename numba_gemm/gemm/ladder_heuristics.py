@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from math import inf
 
+from ..device.units import FLOAT32_BYTES
 from ..kernels.ladder.stage import FEW_TERMS, LadderStage
 from ..kernels.stage import IEEE, Partition, Stage
 from . import cost_model
 from .cost_model import (
+    CACHED_BYTES,
     FEW_COLUMNS,
     LAUNCH,
     MEMORY_OVERLAP,
+    MISSES_OVERLAP,
     Costs,
     Way,
     costs_of,
@@ -72,14 +75,22 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     return found
 
 
-def _memory(wanted: Problem) -> float:
-    """Return the clocks that a product's operands take to be read or written once."""
+def _memory(wanted: Problem) -> tuple[float, float]:
+    """Return the clocks that a product's operands take to be read or written once, and the order of their overlap."""
     m, n, k = wanted.m, wanted.n, wanted.k
-    return memory_clocks(wanted.matrices * (m * k + k * n + m * n), wanted.memory_bandwidth, wanted.clock_hz)
+    elements = wanted.matrices * (m * k + k * n + m * n)
+    overlap = MEMORY_OVERLAP if FLOAT32_BYTES * elements <= CACHED_BYTES else MISSES_OVERLAP
+    return memory_clocks(elements, wanted.memory_bandwidth, wanted.clock_hz), overlap
 
 
 def _timed(
-    costs: Costs, tiles: int, k_tiles: float, memory: float, aligned: bool, limit: float | None = None
+    costs: Costs,
+    tiles: int,
+    k_tiles: float,
+    memory: float,
+    overlap: float,
+    aligned: bool,
+    limit: float | None = None,
 ) -> list[Way]:
     """Return expected clocks, blocks negated, and division, for each way to divide the product.
 
@@ -94,9 +105,9 @@ def _timed(
             ((clocks if clocks > least else least) + TIE * clocks, blocks, division)
             for clocks, blocks, division in ways
         ]
-    of_bytes, order = memory**MEMORY_OVERLAP, 1 / MEMORY_OVERLAP
+    of_bytes, order = memory**overlap, 1 / overlap
     return [
-        ((LAUNCH + ((clocks - LAUNCH) ** MEMORY_OVERLAP + of_bytes) ** order) / slower, blocks, division)
+        ((LAUNCH + ((clocks - LAUNCH) ** overlap + of_bytes) ** order) / slower, blocks, division)
         for clocks, blocks, division in ways
     ]
 
@@ -108,11 +119,11 @@ def _choice(costs: Costs, division: tuple[int, int] | None, swapped: bool, clock
 
 def ranked_ladder(wanted: Problem, only: Stage | None = None) -> list[Choice]:
     """Return all candidates, or one stage's, the one that is expected to be fastest first."""
-    memory = _memory(wanted)
+    memory, overlap = _memory(wanted)
     found = [
         (clocks, blocks, _choice(costs, division, swapped, clocks, wanted.precision))
         for _, _, costs, swapped, tiles, k_tiles, bound in _ladder_candidates(wanted, only, memory)
-        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, wanted.aligned)
+        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, overlap, wanted.aligned)
     ]
     return [choice for *_, choice in sorted(found, key=lambda one: one[:2])]
 
@@ -121,11 +132,11 @@ def best_of_ladder(wanted: Problem, limit: float = inf) -> Choice | None:
     """Return the first of `ranked_ladder`, without timing those that cannot be it; None if all take over `limit`."""
     best: tuple[float, int, int] = limit, 0, 0  # clocks, blocks negated, and number of the candidate, as in the ranking
     found: tuple[Costs, tuple[int, int] | None, bool] | None = None
-    memory = _memory(wanted)
+    memory, overlap = _memory(wanted)
     for least, i, costs, swapped, tiles, k_tiles, bound in sorted(_ladder_candidates(wanted, None, memory)):
         if least > best[0]:
             break
-        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, wanted.aligned, best[0]):
+        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, overlap, wanted.aligned, best[0]):
             if clocks <= best[0] and (clocks, blocks, i) < best:
                 best, found = (clocks, blocks, i), (costs, division, swapped)
     return None if found is None else _choice(*found, best[0], wanted.precision)

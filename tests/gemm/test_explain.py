@@ -293,7 +293,10 @@ def test_what_fp32_auto_stands_for(extents, stands_for, why):
     same = explain(untouched(m, k), untouched(k, n), precision=stands_for)
     assert told.reason.endswith("; " + same.reason)
     assert dataclasses.replace(told, reason=same.reason) == same
-    stages = {"ieee": ("stream_k" if k < 256 else "thin", 1), "bf16x6": ("persistent" if m == 4096 else "rows_in_registers", 2)}
+    stages = {
+        "ieee": ("stream_k" if k < 256 else "thin", 1),
+        "bf16x6": ("persistent" if m == 4096 else "rows_in_registers", 2),
+    }
     assert (told.stage, told.launches) == stages[stands_for]
 
 
