@@ -25,39 +25,40 @@ from .ladder_rates import COMPENSATED, RATES, Rate, rate_of
 
 __all__ = ["COMPENSATED", "RATES", "Costs", "Rate", "costs_of", "rate_of", "rated"]
 
-# The constants down to PLACE_FLOATS and the rates of `stream_k`, `short_sums` and `thin` are fitted to 18,303 choices
-# for 766 products on an H100 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md). The fit starts from earlier
-# ones, of an H200, too, which other rates and the constants for columns of C are from.
-# Clocks of a launch, and of a piece of a tile of C.
-LAUNCH, PIECE = 1900, 1400
+# The constants down to RUN and the rates of `stream_k`, `short_sums` and `thin` are fitted to 22,177 choices for 956
+# products on an H100 and an H200 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md). The fit starts from earlier
+# ones, which other rates are from.
+# Clocks of a launch, of a piece of a tile of C, and of each block of an SM.
+LAUNCH, PIECE, BLOCK = 1850, 1400, 122
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.31
-# So do these and the operands' bytes, but for `thin`: if A, B and C fit into the L2 cache of an H100, and if not.
-MEMORY_OVERLAP, MISSES_OVERLAP, CACHED_BYTES = 2.64, 1.7, 45_000_000
+# So do these and the operands' bytes, but for `thin`.
+MEMORY_OVERLAP = 2.58
 # Bytes of C per clock that an SM writes: in vectors, or float by float through shared memory; and float by float from
 # where the sums are, as small thread tiles do without an epilogue.
-STORE, STORE_FLOATS = 31.3, 8.4
+STORE, STORE_FLOATS = 32.2, 9.75
 # Factor by which stores of `short_sums` take longer if rows of C begin or end within a sector.
-PARTIAL_SECTORS = 1.45
+PARTIAL_SECTORS = 1.27
 # The same, as a limit of all SMs, for a C whose rows in memory are columns of tiles: each float is written for itself.
 STORE_COLUMNS = 0.65
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
-MEET, TRIP = 4370, 745
+MEET, TRIP = 4310, 713
 # `thin` adds more parts than the first of these in groups, and then the groups' sums, which takes so many clocks more.
-IN_GROUP, REGROUP = 16, 1780
+IN_GROUP, REGROUP = 16, 1210
 # Clocks of the launch that adds parts of sums; and of an SM per byte of C, by threads of one element and of four.
-ADDING, APART, APART_BY_FOUR = 6550, 0.365, 0.079
+ADDING, APART, APART_BY_FOUR = 6550, 0.303, 0.0513
 # Clocks until its block begins with another tile, after a part of one.
-AGAIN = 2430
+AGAIN = 1880
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
-SHARED_RATE, LONE_RATE = 18.8, 82.1
+SHARED_RATE, LONE_RATE = 18.8, 68.3
 # Fraction of device memory's theoretical bandwidth that kernels reach.
 MEMORY_EFFICIENCY = 0.915
 # Factors by which bytes take longer in `thin`: if the contiguous axis of A is not k, and if it is copied by floats.
-NARROW_ROWS, NARROW_FLOATS = 1.05, 1.19
-# A tile is copied in runs, as long as the tile along the contiguous axis. Each run takes as much longer as this number
-# of bytes, if it is copied in vectors, and by floats.
-PLACE, PLACE_FLOATS = 21.4, 25.3
+NARROW_ROWS, NARROW_FLOATS = 0.87, 1.06
+# A tile is copied in runs, as long as the tile along the contiguous axis. Each run of A takes as much longer as this
+# number of bytes, if it is copied in vectors, and by floats; and each run of A or B in `thin` keeps an SM busy for so
+# many clocks.
+PLACE, PLACE_FLOATS, RUN = 23.4, 27.8, 0.493
 # Operations that compensated sums take beside each multiply-add, in `stream_k` and in `thin`; registers per SM; floats
 # that `thin` converts to float64 per clock, and clocks until a lane's sum is added to those of others in float64.
 COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 65536, 16, 6
@@ -100,6 +101,8 @@ class Costs:
         True if C is stored in 128-bit accesses, or through shared memory.
     compensated : bool
         True for sums whose error does not grow with K.
+    a_along, b_along : bool
+        True if k is the contiguous axis of A, and of B.
 
     Attributes
     ----------
@@ -111,8 +114,8 @@ class Costs:
         True if it adds parts of sums in groups.
     apart : float
         Parts of a sum beyond which another kernel adds them.
-    bytes_factors : tuple of float
-        Factors by which bytes take longer, if the contiguous axis of A is not k, and if it is.
+    bytes_factor : float
+        Factor by which bytes take longer.
     most_columns, most_terms, most_elements : float
         Columns of C, terms of a sum, and elements of C up to which it is considered.
     few_elements : int
@@ -132,7 +135,7 @@ class Costs:
         "_undivided",
         "along",
         "apart",
-        "bytes_factors",
+        "bytes_factor",
         "config",
         "direct",
         "divides",
@@ -156,10 +159,14 @@ class Costs:
         vectors: bool,
         stores_vectors: bool,
         compensated: bool = False,
+        a_along: bool = True,
+        b_along: bool = False,
     ) -> None:
         rate = COMPENSATED.get((stage.name, config.BM, config.BN, config.BK), rate) if compensated else rate
         lanes, finishing = FP32_LANES_PER_SM.get(cc, 128), 0.0
         full = config.BM * config.BN * config.BK / (lanes * rate.efficiency) * (1.0 if vectors else rate.floats)
+        if config.lanes_k > 1:
+            full += RUN * ((config.BM if a_along else config.BK) + (config.BN if b_along else config.BK))
         if compensated:
             sums, in_lanes = config.TM * config.TN, config.lanes_k > 1
             full += (COMPENSATING_LANES if in_lanes else COMPENSATING) * config.BM * config.BN * config.BK / lanes
@@ -181,10 +188,8 @@ class Costs:
         self.in_groups, self.direct, self.divides = stage.name == "thin", stage.name == DIRECT, stage.takes_partition
         self.apart = READS_APART * parts_at_once(config) if stage.adds_apart else inf
         place, factor = (PLACE, 1.0) if vectors else (PLACE_FLOATS, NARROW_FLOATS)
-        self.bytes_factors = (
-            NARROW_ROWS * factor * (1.0 + place / (FLOAT32_BYTES * config.BM)),
-            factor * (1.0 + place / (FLOAT32_BYTES * config.BK)),
-        )
+        run = config.BK if a_along else config.BM
+        self.bytes_factor = factor * (1.0 if a_along else NARROW_ROWS) * (1.0 + place / (FLOAT32_BYTES * run))
         # Tiles of several columns serve both axes well; of kernels with compensated sums, there are to be few.
         several = self.in_groups and config.BN > 1 and not compensated
         self.most_columns, self.along = inf, None if several else rate.along
@@ -202,7 +207,7 @@ class Costs:
         self._traffic = FLOAT32_BYTES * (config.BM + config.BN) / (SHARED_RATE * sm_count) if self.in_groups else 0.0
         self._size = FLOAT32_BYTES * config.BM * config.BN
         by_floats = self.direct or (stores_partial_vectors(config) and not stores_vectors)
-        self._store = self._size / (STORE_FLOATS if by_floats else STORE) + finishing
+        self._store = BLOCK + self._size / (STORE_FLOATS if by_floats else STORE) + finishing
         if stage.undivided and not stores_vectors:
             self._store *= PARTIAL_SECTORS
         self._at_once = max(1, 64 * config.lanes_k // (config.TM * config.TN))
@@ -370,15 +375,17 @@ def costs_of(
     partial_vectors: bool,
     stores_vectors: bool,
     compensated: bool = False,
+    a_along: bool = True,
+    b_along: bool = False,
 ) -> tuple[Costs, ...]:
-    """Return the costs of all candidates on a device, or of one stage's."""
+    """Return the costs of all candidates on a device, or of one stage's, for a layout of A and B."""
     found = rated(cc) if only is None else [(only, config) for config in only.configs]
     rates = (
         (stage, config, rate_of(stage, config), partial_vectors if config.lanes_k > 1 else vectors)
         for stage, config in found
     )
     return tuple(
-        Costs(stage, config, rate, cc, sm_count, in_vectors, stores_vectors, compensated)
+        Costs(stage, config, rate, cc, sm_count, in_vectors, stores_vectors, compensated, a_along, b_along)
         for stage, config, rate, in_vectors in rates
         if rate is not None
         and (in_vectors or rate.floats)

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from math import inf
 
-from ..device.units import FLOAT32_BYTES
 from ..kernels.ladder.stage import FEW_TERMS, LadderStage
 from ..kernels.stage import IEEE, Partition, Stage
 from . import cost_model
 from .cost_model import (
-    CACHED_BYTES,
     FEW_COLUMNS,
     LAUNCH,
     MEMORY_OVERLAP,
-    MISSES_OVERLAP,
     Costs,
     Way,
     costs_of,
@@ -59,38 +56,32 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     vectors = wanted.vectors, wanted.partial_vectors, stores_vectors
     elements = matrices * m * n
     directly = elements if matrices == 1 and not wanted.epilogue and wanted.precision == IEEE else inf
-    for i, costs in enumerate(costs_of(stage, wanted.cc, wanted.sm_count, *vectors, compensated)):
+    common = stage, wanted.cc, wanted.sm_count, *vectors, compensated
+    own = costs_of(*common, a_along, b_along)
+    for i, (costs, turned) in enumerate(zip(own, costs_of(*common, b_along, a_along) if both_ways else own)):
         if only is None and (k > costs.most_terms or directly > costs.most_elements):
             continue
         few = only is not None or elements <= costs.few_elements
         if few or (n <= costs.most_columns and costs.along in (None, a_along)):
-            bound = memory * costs.bytes_factors[a_along] if costs.in_groups else as_is
+            bound = memory * costs.bytes_factor if costs.in_groups else as_is
             least, tiles, k_tiles, bound = costs.least(m, n, k, matrices, bound)
             found.append((least, 2 * i, costs, False, tiles, k_tiles, bound))
         turns = both_ways and (costs.direct or costs.divides)
         if turns and (few or (m <= costs.most_columns and costs.along in (None, b_along))):
-            bound = memory * costs.bytes_factors[b_along] if costs.in_groups else transposed
-            least, tiles, k_tiles, bound = costs.least(n, m, k, matrices, bound)
-            found.append((least, 2 * i + 1, costs, True, tiles, k_tiles, bound))
+            bound = memory * turned.bytes_factor if costs.in_groups else transposed
+            least, tiles, k_tiles, bound = turned.least(n, m, k, matrices, bound)
+            found.append((least, 2 * i + 1, turned, True, tiles, k_tiles, bound))
     return found
 
 
-def _memory(wanted: Problem) -> tuple[float, float]:
-    """Return the clocks that a product's operands take to be read or written once, and the order of their overlap."""
+def _memory(wanted: Problem) -> float:
+    """Return the clocks that a product's operands take to be read or written once."""
     m, n, k = wanted.m, wanted.n, wanted.k
-    elements = wanted.matrices * (m * k + k * n + m * n)
-    overlap = MEMORY_OVERLAP if FLOAT32_BYTES * elements <= CACHED_BYTES else MISSES_OVERLAP
-    return memory_clocks(elements, wanted.memory_bandwidth, wanted.clock_hz), overlap
+    return memory_clocks(wanted.matrices * (m * k + k * n + m * n), wanted.memory_bandwidth, wanted.clock_hz)
 
 
 def _timed(
-    costs: Costs,
-    tiles: int,
-    k_tiles: float,
-    memory: float,
-    overlap: float,
-    aligned: bool,
-    limit: float | None = None,
+    costs: Costs, tiles: int, k_tiles: float, memory: float, aligned: bool, limit: float | None = None
 ) -> list[Way]:
     """Return expected clocks, blocks negated, and division, for each way to divide the product.
 
@@ -105,9 +96,9 @@ def _timed(
             ((clocks if clocks > least else least) + TIE * clocks, blocks, division)
             for clocks, blocks, division in ways
         ]
-    of_bytes, order = memory**overlap, 1 / overlap
+    of_bytes, order = memory**MEMORY_OVERLAP, 1 / MEMORY_OVERLAP
     return [
-        ((LAUNCH + ((clocks - LAUNCH) ** overlap + of_bytes) ** order) / slower, blocks, division)
+        ((LAUNCH + ((clocks - LAUNCH) ** MEMORY_OVERLAP + of_bytes) ** order) / slower, blocks, division)
         for clocks, blocks, division in ways
     ]
 
@@ -119,11 +110,11 @@ def _choice(costs: Costs, division: tuple[int, int] | None, swapped: bool, clock
 
 def ranked_ladder(wanted: Problem, only: Stage | None = None) -> list[Choice]:
     """Return all candidates, or one stage's, the one that is expected to be fastest first."""
-    memory, overlap = _memory(wanted)
+    memory = _memory(wanted)
     found = [
         (clocks, blocks, _choice(costs, division, swapped, clocks, wanted.precision))
         for _, _, costs, swapped, tiles, k_tiles, bound in _ladder_candidates(wanted, only, memory)
-        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, overlap, wanted.aligned)
+        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, wanted.aligned)
     ]
     return [choice for *_, choice in sorted(found, key=lambda one: one[:2])]
 
@@ -132,11 +123,11 @@ def best_of_ladder(wanted: Problem, limit: float = inf) -> Choice | None:
     """Return the first of `ranked_ladder`, without timing those that cannot be it; None if all take over `limit`."""
     best: tuple[float, int, int] = limit, 0, 0  # clocks, blocks negated, and number of the candidate, as in the ranking
     found: tuple[Costs, tuple[int, int] | None, bool] | None = None
-    memory, overlap = _memory(wanted)
+    memory = _memory(wanted)
     for least, i, costs, swapped, tiles, k_tiles, bound in sorted(_ladder_candidates(wanted, None, memory)):
         if least > best[0]:
             break
-        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, overlap, wanted.aligned, best[0]):
+        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, wanted.aligned, best[0]):
             if clocks <= best[0] and (clocks, blocks, i) < best:
                 best, found = (clocks, blocks, i), (costs, division, swapped)
     return None if found is None else _choice(*found, best[0], wanted.precision)

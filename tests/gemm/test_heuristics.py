@@ -125,7 +125,7 @@ def test_few_elements_of_short_sums_are_computed_one_per_thread(shape):
 
 
 # Products of which `stream_k` was measured to take 1.2 to 1.6 times as long, on an H100.
-@pytest.mark.parametrize("shape", [(3363, 1103, 3), (17315, 130, 5), (16851, 29, 20), (884, 1964, 7), (300, 300, 32)])
+@pytest.mark.parametrize("shape", [(3363, 1103, 3), (17315, 130, 5), (9171, 86, 4), (884, 1964, 7), (300, 300, 32)])
 def test_short_sums_have_a_stage_of_their_own(shape):
     assert choose(Problem(*shape)).stage is STAGES["short_sums"]
     assert choose(Problem(*shape)._replace(matrices=3, epilogue=True)).stage is STAGES["short_sums"]

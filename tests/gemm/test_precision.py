@@ -165,7 +165,9 @@ def test_fp32_auto_is_the_one_that_is_expected_to_be_faster():
 @pytest.mark.parametrize("change", [unaligned, by_columns, batched, lambda x: x._replace(epilogue=doubled)])
 def test_properties_of_the_operands_by_which_fp32_auto_decides(change):
     """The operands' extents alone do not tell which is faster."""
-    products = [by_rows(*one) for one in itertools.product((16, 40, 64, 128, 512), (64, 768, 3000), (256, 512, 3072))]
+    products = [
+        by_rows(*one) for one in itertools.product((16, 40, 64, 128, 512), (64, 384, 768, 3000), (256, 512, 3072))
+    ]
     gpu = gpu_of((9, 0))
     assert any(resolved("fp32_auto", change(one), gpu) != resolved("fp32_auto", one, gpu) for one in products)
 

@@ -104,7 +104,7 @@ def test_kernels_of_a_precision(precision, fetched):
     compensated = {name for name in names if name.endswith("_compensated")}
     assert set(names) - compensated == EXPECTED[precision]
     assert {name.partition("_")[0] for name in compensated} == ({"stream", "thin"} if precision == "bf16x6" else set())
-    assert len(names) == len(set(names)) == len(report) <= 72, "each is fetched once"
+    assert len(names) == len(set(names)) == len(report) <= 78, "each is fetched once"
     assert {cc for _, cc in fetched} == {H200}
     assert [one.origin for one in report] == ["cache"] + ["compiler"] * (len(report) - 1)
     for name, one in zip(names, report, strict=True):
