@@ -25,7 +25,7 @@ from .ladder_rates import COMPENSATED, RATES, Rate, rate_of
 
 __all__ = ["COMPENSATED", "RATES", "Costs", "Rate", "costs_of", "rate_of", "rated"]
 
-# The constants down to RUN and the rates of `stream_k`, `short_sums` and `thin` are fitted to 22,177 choices for 956
+# The constants down to RUN and the rates of `stream_k`, `short_sums` and `thin` are fitted to 27,408 choices for 1,095
 # products on an H100 and an H200 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md). The fit starts from earlier
 # ones, which other rates are from.
 # Clocks of a launch, of a piece of a tile of C, and of each block of an SM.
@@ -44,11 +44,11 @@ STORE_COLUMNS = 0.65
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
 MEET, TRIP = 4310, 713
 # `thin` adds more parts than the first of these in groups, and then the groups' sums, which takes so many clocks more.
-IN_GROUP, REGROUP = 16, 1210
+IN_GROUP, REGROUP = 16, 1090
 # Clocks of the launch that adds parts of sums; and of an SM per byte of C, by threads of one element and of four.
-ADDING, APART, APART_BY_FOUR = 6550, 0.303, 0.0513
+ADDING, APART, APART_BY_FOUR = 6550, 0.282, 0.0599
 # Clocks until its block begins with another tile, after a part of one.
-AGAIN = 1880
+AGAIN = 1580
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
 SHARED_RATE, LONE_RATE = 18.8, 68.3
 # Fraction of device memory's theoretical bandwidth that kernels reach.
@@ -58,7 +58,7 @@ NARROW_ROWS, NARROW_FLOATS = 0.87, 1.06
 # A tile is copied in runs, as long as the tile along the contiguous axis. Each run of A takes as much longer as this
 # number of bytes, if it is copied in vectors, and by floats; and each run of A or B in `thin` keeps an SM busy for so
 # many clocks.
-PLACE, PLACE_FLOATS, RUN = 23.4, 27.8, 0.493
+PLACE, PLACE_FLOATS, RUN = 23.4, 35.5, 0.493
 # Operations that compensated sums take beside each multiply-add, in `stream_k` and in `thin`; registers per SM; floats
 # that `thin` converts to float64 per clock, and clocks until a lane's sum is added to those of others in float64.
 COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 65536, 16, 6

@@ -265,7 +265,8 @@ def test_repeated_calls_take_the_fast_path(torch, gpu, checked):
             assert result.dtype == "float32"
             check(result.x, widened(a.x), widened(b.x))
     assert len(checked) == 2
-    assert [one.kernel.split("_")[0] for one in gpu.launches[:2]] == ["convert", "coalesced"]
+    first, second = (one.kernel.split("_")[0] for one in gpu.launches[:2])
+    assert first == "convert" != second
     wide = Tensor(on_boundary(widened(a.x)))
     check(tiled_sgemm(wide, b).x, wide.x, widened(b.x))
     assert len(checked) == 3, "another dtype is another call"
