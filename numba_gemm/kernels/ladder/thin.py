@@ -16,10 +16,10 @@ Traffic: A and B once, if C is one tile; A once and BN/BM of its bytes for B, fr
 Registers and shared memory: TM*TN accumulators, twice as many in "bf16x6", and 4*TM floats of A; slots*(BM + BN + 2)*BK
     floats at most.
 Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.68, 1.63 and
-    1.33 of a copy's bandwidth, 1.07, 2.12 and 1.74 of cuBLAS SGEMM.
+    1.33 of a copy's bandwidth, 1.09, 2.12 and 1.74 of cuBLAS SGEMM.
 Limits: within a block, the start and end of a tile do not overlap with the next tile; the other blocks of the
     multiprocessor hide that latency. Operands whose rows are not 16-byte aligned are copied float by float. "auto"
-    considers this stage for a C of few rows or columns.
+    considers this stage for a C of few rows or columns, and for any C of up to 2^18 elements.
 """
 
 from functools import lru_cache
