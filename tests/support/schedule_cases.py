@@ -4,7 +4,7 @@ which the ladder's own table leaves to the launcher or does not have."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -80,7 +80,9 @@ def shared_cases(stage: LadderStage, config: TileConfig) -> list[Shared]:
         Shared("along1 across1", (bm + 3, bn - 1, 4 * bk - 1), 3, beta=0.5, epilogue=True),
         Shared("along1 along1", (bm - 1, 2 * bn - 1, bk + 1), 3, beta=-0.5),
     ]
-    return [case for case in cases if stage.takes_epilogue or not (case.batch or case.epilogue)]
+    # a tile may have one row, or one column
+    able = [case for case in cases if stage.takes_epilogue or not (case.batch or case.epilogue)]
+    return [replace(case, shape=tuple(max(extent, 1) for extent in case.shape)) for case in able]
 
 
 EXTENTS = (2, 3, 2)
