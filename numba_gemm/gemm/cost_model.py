@@ -80,7 +80,7 @@ Way = tuple[float, int, tuple[int, int] | None]  # clocks; blocks, negated; bloc
 
 
 def is_narrow(stage: Stage, config: TileConfig) -> bool:
-    """Return True if a configuration is worth considering for a C of few columns only."""
+    """Return True if a configuration is worth considering for a C of few columns or few elements only."""
     few = config.BN <= FEW_COLUMNS // 2 or config.BN == FEW_COLUMNS < config.BM
     return stage.name == "thin" or (few and config.TN > 1)
 

@@ -6,10 +6,10 @@ Bottleneck before: tiles of C are square or nearly so. If C has one column, or s
 Idea: such a product reads its operands once and computes little, so only the number of bytes in flight counts. The
     lanes of a warp run along k, each with its own sums of a thread tile. Chunks of A and B are copied to shared memory
     asynchronously, several ahead, in the order in which they are stored: shared memory is a long queue before the
-    registers. A block may take a single row of A, or four, so that few rows need no divided sums. A thread reads four
-    k of its rows and of its columns at a time. The lanes' sums are added once per tile, through shared memory. Tiles
-    are shared between blocks as in stream_k; many parts of a sum are added in groups, by as many blocks, and then the
-    groups' sums.
+    registers. If all k fit, a small product waits for memory once. A block may take a single row of A, or four, so
+    that few rows need no divided sums. A thread reads four k of its rows and of its columns at a time. The lanes' sums
+    are added once per tile, through shared memory. Tiles are shared between blocks as in stream_k; many parts of a sum
+    are added in groups, by as many blocks, and then the groups' sums.
     In "bf16x6", sums are compensated: a thread adds what it rounded off to its next four terms (see
     `device.compensated`), and sums of lanes and of blocks are added in float64.
 Traffic: A and B once, if C is one tile; A once and BN/BM of its bytes for B, from the L2 cache, if it has more rows.
