@@ -198,9 +198,9 @@ RECORDS = (
         summary="up to 32 terms per sum: one k-tile, loaded at once, and C in whole sectors",
         build=Code("ladder.short_sums"),
         configs=(
+            _one_tile(32, 32, 32, 8, min_blocks=8),
             _one_tile(32, 64, 16, 16, min_blocks=8),
             _one_tile(32, 128, 8, 16, min_blocks=4),
-            _one_tile(32, 32, 32, 8, min_blocks=8),
         ),
         test_config=_one_tile(32, 32, 8, 16),
         schedule=partition_layout,
