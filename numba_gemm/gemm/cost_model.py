@@ -27,7 +27,7 @@ __all__ = ["COMPENSATED", "RATES", "Costs", "Rate", "costs_of", "rate_of", "rate
 
 # The constants down to RUN and the rates of `stream_k`, `short_sums` and `thin` are fitted to 27,408 choices for 1,095
 # products on an H100 and an H200 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md). The fit starts from earlier
-# ones, which other rates are from.
+# ones, which other rates and those of the largest two tiles are from.
 # Clocks of a launch, of a piece of a tile of C, and of each block of an SM.
 LAUNCH, PIECE, BLOCK = 1850, 1400, 122
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
