@@ -82,7 +82,6 @@ RATES: dict[tuple[str | int, ...], Rate] = {
     ("thin", 16, 16, 128): Rate(0.266, alone=154, resident=3, floats=1.04, first=2290),
     ("thin", 16, 32, 64): Rate(0.345, alone=580, resident=4, floats=1.1, first=2100),
     ("thin", 32, 32, 32): Rate(0.422, alone=454, resident=3, first=2350),
-    ("thin", 32, 32, 64): Rate(0.42, alone=701, resident=3, floats=1.08, first=2650),
 }
 COMPENSATED = {("thin", 128, 4, 32): Rate(0.207, alone=728, resident=1, floats=2.27, along=False, first=2710)}
 

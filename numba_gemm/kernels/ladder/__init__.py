@@ -230,7 +230,6 @@ RECORDS = (
             _lanes(16, 16, 8, 8, 32, slots=4, min_blocks=3),
             _lanes(16, 32, 4, 8, 8, steps=2, slots=4, min_blocks=4),
             _lanes(32, 32, 8, 8, 8, slots=4, min_blocks=3),
-            _lanes(32, 32, 8, 8, 8, steps=2, min_blocks=3),
         ),
         test_config=_lanes(16, 4, 4, 4, 8),
         schedule=partition_layout,
