@@ -12,7 +12,7 @@ import pandas as pd
 
 from blocks import published
 from blocks.published import LADDER_SHAPE, Published, ReadmeError, Rows, tflops
-from numba_gemm.gemm.cost_model import SHORT_TERMS
+from numba_gemm.gemm.ladder_heuristics import SHORT_TERMS
 from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.ladder import ASIDE
 from numba_gemm.lab.bench.cases import Shape

@@ -12,22 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import lru_cache
-from math import ceil, gcd, inf, sqrt
+from math import ceil, inf, sqrt
 
 from ..device.units import FLOAT32_BYTES, WARP
-from ..kernels.ladder import STAGES as LADDER
 from ..kernels.ladder.partitions import ADDED_AT_ONCE, MANY_ELEMENTS, MAX_LINE, READS_APART, parts_at_once
-from ..kernels.ladder.stage import LadderStage, TileConfig, compensates, stores_partial_vectors
-from ..kernels.stage import Stage
+from ..kernels.ladder.stage import LadderStage, TileConfig, stores_partial_vectors
 from ..models.roofline import FP32_LANES_PER_SM
-from .ladder_rates import COMPENSATED, RATES, Rate, rate_of
+from .ladder_rates import COMPENSATED, Rate
 
-__all__ = ["COMPENSATED", "RATES", "Costs", "Rate", "costs_of", "rate_of", "rated"]
+__all__ = ["Costs"]
 
-# The constants down to RUN and the rates of `stream_k`, `short_sums` and `thin` are fitted to 27,408 choices for 1,095
-# products on an H100 and an H200 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md). The fit starts from earlier
-# ones, which other rates and those of the largest two tiles are from.
+# The constants down to RUN, and in `ladder_rates` the rates of `stream_k`, `short_sums` and `thin`, are fitted to
+# 27,408 choices for 1,095 products on an H100 and an H200 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md).
+# The fit starts from earlier ones, which other rates and those of the largest two tiles are from.
 # Clocks of a launch, of a piece of a tile of C, and of each block of an SM.
 LAUNCH, PIECE, BLOCK = 1850, 1400, 122
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
@@ -65,24 +62,11 @@ COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 6553
 # Of `stream_k`: clocks per sum of a thread that a k-tile takes longer in a lone block; most blocks per SM.
 COMPENSATING_ALONE, MOST_COMPENSATED = 20, 4
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
-FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
-# Tiles along a row of C up to which those for a C of few columns are considered, and columns up to which `thin` is;
-# elements of C up to which its tiles of several columns are considered for any number of columns.
-TILES_ALONG, THIN_COLUMNS, THIN_ELEMENTS = 8, 64, 1 << 18
-# Terms of a sum up to which `short_sums` is considered, and those that it multiplies at a time.
-SHORT_TERMS, SHORT_STEPS = 32, 4
-# `DIRECT` has no shared memory to wait for. In float32, it is considered for a C of few elements, whose sums are short,
-# without batch or epilogue.
-DIRECT, DIRECT_ELEMENTS, DIRECT_TERMS = "coalesced", 1 << 17, 24
+SHORT_STEPS = 4  # terms that `short_sums` multiplies at a time
+DIRECT = "coalesced"  # which has no shared memory to wait for
 MOST_LANES = max(FP32_LANES_PER_SM.values())
 
 Way = tuple[float, int, tuple[int, int] | None]  # clocks; blocks, negated; blocks and whole tiles of a division
-
-
-def is_narrow(stage: Stage, config: TileConfig) -> bool:
-    """Return True if a configuration is worth considering for a C of few columns or few elements only."""
-    few = config.BN <= FEW_COLUMNS // 2 or config.BN == FEW_COLUMNS < config.BM
-    return stage.name == "thin" or (few and config.TN > 1)
 
 
 class Costs:
@@ -116,34 +100,27 @@ class Costs:
         Parts of a sum beyond which another kernel adds them.
     bytes_factor : float
         Factor by which bytes take longer.
-    most_columns, most_terms, most_elements : float
-        Columns of C, terms of a sum, and elements of C up to which it is considered.
-    few_elements : int
-        Elements of C up to which it is considered for more than `most_columns`, too.
-    along : bool or None
-        Contiguous axis of A that it is considered for, as in `Rate`.
     """
 
     __slots__ = (
         "_at_once",
+        "_begin",
         "_blocks",
+        "_busy",
         "_k_tile",
+        "_meeting",
         "_size",
         "_store",
+        "_stored",
         "_tile",
         "_traffic",
         "_undivided",
-        "along",
         "apart",
         "bytes_factor",
         "config",
         "direct",
         "divides",
-        "few_elements",
         "in_groups",
-        "most_columns",
-        "most_elements",
-        "most_terms",
         "rate",
         "sms",
         "stage",
@@ -190,17 +167,6 @@ class Costs:
         place, factor = (PLACE, 1.0) if vectors else (PLACE_FLOATS, NARROW_FLOATS)
         run = config.BK if a_along else config.BM
         self.bytes_factor = factor * (1.0 if a_along else NARROW_ROWS) * (1.0 + place / (FLOAT32_BYTES * run))
-        # Tiles of several columns serve both axes well; of kernels with compensated sums, there are to be few.
-        several = self.in_groups and config.BN > 1 and not compensated
-        self.most_columns, self.along = inf, None if several else rate.along
-        self.few_elements = THIN_ELEMENTS if several else 0
-        self.most_terms, self.most_elements = config.BK if stage.undivided else inf, inf
-        if self.direct:
-            self.most_terms, self.most_elements = DIRECT_TERMS, DIRECT_ELEMENTS
-        if is_narrow(stage, config):
-            self.most_columns = TILES_ALONG * config.BN
-            if self.in_groups or config.BN < FEW_COLUMNS:
-                self.most_columns = min(self.most_columns, THIN_COLUMNS if self.in_groups else FEW_COLUMNS)
         self._tile = config.BM, config.BN, config.BK
         self._blocks = rate.resident * sm_count
         # Clocks per tile and term in which a tile's operands come from the L2 cache, if that may take longest.
@@ -211,27 +177,44 @@ class Costs:
         if stage.undivided and not stores_vectors:
             self._store *= PARTIAL_SECTORS
         self._at_once = max(1, 64 * config.lanes_k // (config.TM * config.TN))
+        # Least clocks of a k-tile and of C's tile, if all SMs are full; of a start; and of two parts that are added.
+        self._busy, self._stored = self._k_tile[-1] / self._blocks, self._store / sm_count
+        self._begin = min(PIECE, rate.first)
+        meeting = MEET + 2 * self._size / LONE_RATE
+        meeting = TRIP + self._size / SHARED_RATE + (min(ADDING, meeting) if stage.adds_apart else meeting)
+        self._meeting = inf if self._undivided else meeting
 
     def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, float, float]:
         """Return clocks that no division can go below, numbers of tiles and k-tiles, and clocks of the bytes.
 
-        All multiprocessors are busy with multiply-adds, or the memory is for so many clocks; and some block computes
-        all k-tiles of a tile, or an equal part of them and meets others.
+        All multiprocessors are busy with multiply-adds and stores, and some block computes all k-tiles of a tile, or an
+        equal part of them, which it adds to another's. The bytes of `memory` clocks overlap with these.
         """
-        (BM, BN, BK), k_tile, blocks, store = self._tile, self._k_tile, self._blocks, self._store
+        (BM, BN, BK), k_tile = self._tile, self._k_tile
         tiles: int = -(-m // BM) * -(-n // BN) * matrices
         k_tiles: float = -(-k // BK) or 1
         if self.stage.undivided:
             k_tiles = -(-k // SHORT_STEPS) * SHORT_STEPS / BK
         if tiles * k * self._traffic > memory:
             memory = tiles * k * self._traffic
-        work, alone = tiles * k_tiles, k_tile[1]
-        busy = work * k_tile[-1] / blocks
-        whole = self.rate.first + store + k_tiles * alone
-        shared = PIECE + store + min(MEET, ADDING) + TRIP - (-work // blocks) * alone
+        work = tiles * k_tiles
+        least = work * self._busy + tiles * self._stored + self._begin
+        resident = -(-tiles // self.sms) if tiles < self._blocks else self.rate.resident
+        whole = self.rate.first + resident * self._store + k_tiles * k_tile[resident]
+        shared = PIECE + self._store - (-work // self._blocks) * k_tile[1]
+        if self.in_groups and memory > shared:
+            shared = memory
+        shared += self._meeting
         longest = whole if whole < shared else shared
-        most = busy if busy > memory else memory
-        return LAUNCH + (longest if longest > most else most), tiles, k_tiles, memory
+        if longest > least:
+            least = longest
+        if self.direct:
+            least += memory
+        elif not self.in_groups:
+            least = (least**MEMORY_OVERLAP + memory**MEMORY_OVERLAP) ** (1 / MEMORY_OVERLAP)
+        elif memory > least:
+            least = memory
+        return LAUNCH + least, tiles, k_tiles, memory
 
     def divisions(self, tiles: int, k_tiles: float) -> list[tuple[int, int]]:
         """Return ways to divide a product: blocks, and tiles that one block each computes.
@@ -344,50 +327,3 @@ def memory_clocks(elements: int, bandwidth: float, clock_hz: float) -> float:
 def columns_clocks(elements: int, sm_count: int) -> float:
     """Return the clocks that writing a C that lies by columns takes at least, in stages other than `thin`."""
     return FLOAT32_BYTES * elements / (STORE_COLUMNS * sm_count)
-
-
-@lru_cache(maxsize=16)
-def rated(cc: tuple[int, int]) -> tuple[tuple[LadderStage, TileConfig], ...]:
-    """Return the configurations that have a rate, of the stages that serve a compute capability best.
-
-    A stage that takes any layout with a schedule serves nearly every shape better than the stages before it; where it
-    runs, they are left out, but for `DIRECT`.
-    """
-    able = [stage for stage in LADDER.values() if stage.runs_on(cc)]
-    scheduled = [stage for stage in able if stage.takes_variants]
-    stages = [*scheduled, LADDER[DIRECT]] if scheduled else able
-    return tuple((stage, config) for stage in stages for config in stage.configs if rate_of(stage, config) is not None)
-
-
-@lru_cache(maxsize=16)
-def common_divisors(cc: tuple[int, int]) -> tuple[int, int]:
-    """Return the largest numbers that divide all extents of C's tiles, and of k-tiles, but for a C of few columns."""
-    configs = [one for stage, one in rated(cc) if stage.name != DIRECT and not is_narrow(stage, one)]
-    return gcd(*(config.BM for config in configs), *(config.BN for config in configs)), gcd(*(c.BK for c in configs))
-
-
-@lru_cache(maxsize=256)
-def costs_of(
-    only: LadderStage | None,
-    cc: tuple[int, int],
-    sm_count: int,
-    vectors: bool,
-    partial_vectors: bool,
-    stores_vectors: bool,
-    compensated: bool = False,
-    a_along: bool = True,
-    b_along: bool = False,
-) -> tuple[Costs, ...]:
-    """Return the costs of all candidates on a device, or of one stage's, for a layout of A and B."""
-    found = rated(cc) if only is None else [(only, config) for config in only.configs]
-    rates = (
-        (stage, config, rate_of(stage, config), partial_vectors if config.lanes_k > 1 else vectors)
-        for stage, config in found
-    )
-    return tuple(
-        Costs(stage, config, rate, cc, sm_count, in_vectors, stores_vectors, compensated, a_along, b_along)
-        for stage, config, rate, in_vectors in rates
-        if rate is not None
-        and (in_vectors or rate.floats)
-        and (not compensated or (compensates(config) and not stage.undivided))
-    )

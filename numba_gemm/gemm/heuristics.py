@@ -19,8 +19,15 @@ from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..models.gpu_names import dotted
 from ..runtime.device import DeviceProperties
 from . import cost_model, tensor_heuristics
-from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, SHORT_TERMS, THIN_ELEMENTS, common_divisors, memory_clocks
-from .ladder_heuristics import best_of_ladder, ranked_ladder
+from .cost_model import LAUNCH, MOST_LANES, memory_clocks
+from .ladder_heuristics import (
+    FEW_COLUMNS,
+    SHORT_TERMS,
+    THIN_ELEMENTS,
+    best_of_ladder,
+    common_divisors,
+    ranked_ladder,
+)
 from .precision import tensor_stage
 from .problem import Choice, Problem
 from .stage_names import check_stage_precision, resolve
@@ -224,7 +231,7 @@ def choose(wanted: Problem) -> Choice:
     """Return the choice that is expected to be fastest, and the reason."""
     found = ranked(wanted)
     if not found:
-        raise RuntimeError(f"no stage in cost_model.RATES runs on compute capability {dotted(wanted.cc)}")
+        raise RuntimeError(f"no stage in ladder_rates.RATES runs on compute capability {dotted(wanted.cc)}")
     return found[0]._replace(reason=_reason(found[0], wanted, len(found)))
 
 

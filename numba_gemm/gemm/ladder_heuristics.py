@@ -5,26 +5,130 @@ In precisions of tensor cores, these are kernels with compensated sums.
 
 from __future__ import annotations
 
-from math import inf
+from functools import lru_cache
+from math import gcd, inf
 
-from ..kernels.ladder.stage import FEW_TERMS, LadderStage
+from ..kernels.ladder import STAGES as LADDER
+from ..kernels.ladder.stage import FEW_TERMS, LadderStage, TileConfig, compensates
 from ..kernels.stage import IEEE, Partition, Stage
 from . import cost_model
-from .cost_model import (
-    FEW_COLUMNS,
-    LAUNCH,
-    MEMORY_OVERLAP,
-    Costs,
-    Way,
-    costs_of,
-    memory_clocks,
-)
+from .cost_model import DIRECT, LAUNCH, MEMORY_OVERLAP, Costs, Way, memory_clocks
+from .ladder_rates import rate_of
 from .problem import Choice, Problem
 
-__all__ = ["best_of_ladder", "ranked_ladder"]
+__all__ = ["best_of_ladder", "common_divisors", "considered_of", "ranked_ladder", "rated"]
 
+FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
+# Tiles along a row of C up to which those for a C of few columns are considered, and columns up to which `thin` is;
+# elements of C up to which its tiles of several columns are considered for any number of columns.
+TILES_ALONG, THIN_COLUMNS, THIN_ELEMENTS = 8, 64, 1 << 18
+# If C has few rows or columns, tiles of `stream_k` are considered of which it fills this part of the rows and columns.
+FILLED = 1 / 8
+SHORT_TERMS = 32  # of a sum, up to which `short_sums` is considered
+# In float32, `DIRECT` is considered for a C of few elements, whose sums are short, without batch or epilogue.
+DIRECT_ELEMENTS, DIRECT_TERMS = 1 << 17, 24
 TIE = 2.0**-10  # weight of clocks that memory hides
 Candidate = tuple[float, int, Costs, bool, int, float, float]  # see `_ladder_candidates`
+
+
+@lru_cache(maxsize=16)
+def rated(cc: tuple[int, int]) -> tuple[tuple[LadderStage, TileConfig], ...]:
+    """Return the configurations that have a rate, of the stages that serve a compute capability best.
+
+    A stage that takes any layout with a schedule serves nearly every shape better than the stages before it; where it
+    runs, they are left out, but for `DIRECT`.
+    """
+    able = [stage for stage in LADDER.values() if stage.runs_on(cc)]
+    scheduled = [stage for stage in able if stage.takes_variants]
+    stages = [*scheduled, LADDER[DIRECT]] if scheduled else able
+    return tuple((stage, config) for stage in stages for config in stage.configs if rate_of(stage, config) is not None)
+
+
+@lru_cache(maxsize=16)
+def common_divisors(cc: tuple[int, int]) -> tuple[int, int]:
+    """Return the largest numbers that divide all extents of C's tiles, and of k-tiles, but for a C of few columns."""
+    configs = [one for stage, one in rated(cc) if stage.name != DIRECT and not is_narrow(stage, one)]
+    return gcd(*(config.BM for config in configs), *(config.BN for config in configs)), gcd(*(c.BK for c in configs))
+
+
+def is_narrow(stage: Stage, config: TileConfig) -> bool:
+    """Return True if a configuration is worth considering for a C of few columns or few elements only."""
+    few = config.BN <= FEW_COLUMNS // 2 or config.BN == FEW_COLUMNS < config.BM
+    return stage.name == "thin" or (few and config.TN > 1)
+
+
+class Considered:
+    """A configuration on one device, and the products that it is considered for.
+
+    Attributes
+    ----------
+    costs : Costs
+        Its times.
+    most_columns, most_terms, most_elements : float
+        Columns of C, terms of a sum, and elements of C up to which it is considered.
+    few_elements : int
+        Elements of C up to which it is considered for more than `most_columns`, too.
+    along : bool or None
+        Contiguous axis of A that it is considered for, as in `Rate`.
+    least_rows, least_columns : float
+        Rows and columns from which on it is considered for a C of few of either.
+    """
+
+    __slots__ = (
+        "along",
+        "costs",
+        "few_elements",
+        "least_columns",
+        "least_rows",
+        "most_columns",
+        "most_elements",
+        "most_terms",
+    )
+
+    def __init__(self, costs: Costs, compensated: bool) -> None:
+        stage, config = costs.stage, costs.config
+        # Tiles of several columns serve both axes well; of kernels with compensated sums, there are to be few.
+        several = costs.in_groups and config.BN > 1 and not compensated
+        self.costs, self.along = costs, None if several else costs.rate.along
+        self.few_elements = THIN_ELEMENTS if several else 0
+        self.most_terms, self.most_elements = config.BK if stage.undivided else inf, inf
+        if costs.direct:
+            self.most_terms, self.most_elements = DIRECT_TERMS, DIRECT_ELEMENTS
+        self.most_columns = inf
+        if is_narrow(stage, config):
+            self.most_columns = TILES_ALONG * config.BN
+            if costs.in_groups or config.BN < FEW_COLUMNS:
+                self.most_columns = min(self.most_columns, THIN_COLUMNS if costs.in_groups else FEW_COLUMNS)
+        filled = 0.0 if costs.in_groups or stage.undivided or not costs.divides or compensated else FILLED
+        self.least_rows, self.least_columns = filled * config.BM, filled * config.BN
+
+
+@lru_cache(maxsize=256)
+def considered_of(
+    only: LadderStage | None,
+    cc: tuple[int, int],
+    sm_count: int,
+    vectors: bool,
+    partial_vectors: bool,
+    stores_vectors: bool,
+    compensated: bool = False,
+    a_along: bool = True,
+    b_along: bool = False,
+) -> tuple[Considered, ...]:
+    """Return all candidates on a device, or one stage's, for a layout of A and B."""
+    found = rated(cc) if only is None else [(only, config) for config in only.configs]
+    rates = (
+        (stage, config, rate_of(stage, config), partial_vectors if config.lanes_k > 1 else vectors)
+        for stage, config in found
+    )
+    costs = (
+        Costs(stage, config, rate, cc, sm_count, in_vectors, stores_vectors, compensated, a_along, b_along)
+        for stage, config, rate, in_vectors in rates
+        if rate is not None
+        and (in_vectors or rate.floats)
+        and (not compensated or (compensates(config) and not stage.undivided))
+    )
+    return tuple(Considered(one, compensated) for one in costs)
 
 
 def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> list[Candidate]:
@@ -47,30 +151,34 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     stage = only if isinstance(only, LadderStage) else None
     stores_vectors = wanted.c_vectors or wanted.epilogue  # with an epilogue, C goes through shared memory
     both_ways = not wanted.epilogue and (min(m, n) <= FEW_COLUMNS or wanted.by_columns)
-    found, a_along, b_along = [], wanted.a_along, wanted.b_along
     by_columns = memory
     if both_ways or wanted.by_columns:
         by_columns = max(memory, cost_model.columns_clocks(matrices * m * n, wanted.sm_count))
     as_is, transposed = (by_columns, memory) if wanted.by_columns else (memory, by_columns)
     compensated = wanted.precision != IEEE and k > FEW_TERMS
-    vectors = wanted.vectors, wanted.partial_vectors, stores_vectors
     elements = matrices * m * n
     directly = elements if matrices == 1 and not wanted.epilogue and wanted.precision == IEEE else inf
+    vectors = wanted.vectors, wanted.partial_vectors, stores_vectors
     common = stage, wanted.cc, wanted.sm_count, *vectors, compensated
-    own = costs_of(*common, a_along, b_along)
-    for i, (costs, turned) in enumerate(zip(own, costs_of(*common, b_along, a_along) if both_ways else own)):
-        if only is None and (k > costs.most_terms or directly > costs.most_elements):
-            continue
-        few = only is not None or elements <= costs.few_elements
-        if few or (n <= costs.most_columns and costs.along in (None, a_along)):
-            bound = memory * costs.bytes_factor if costs.in_groups else as_is
-            least, tiles, k_tiles, bound = costs.least(m, n, k, matrices, bound)
-            found.append((least, 2 * i, costs, False, tiles, k_tiles, bound))
-        turns = both_ways and (costs.direct or costs.divides)
-        if turns and (few or (m <= costs.most_columns and costs.along in (None, b_along))):
-            bound = memory * turned.bytes_factor if costs.in_groups else transposed
-            least, tiles, k_tiles, bound = turned.least(n, m, k, matrices, bound)
-            found.append((least, 2 * i + 1, turned, True, tiles, k_tiles, bound))
+    turns = [(False, m, n, wanted.a_along, wanted.b_along, as_is)]
+    if both_ways:
+        turns.append((True, n, m, wanted.b_along, wanted.a_along, transposed))
+    found = []
+    for swapped, rows, cols, a_along, b_along, in_bytes in turns:
+        for i, one in enumerate(considered_of(*common, a_along, b_along)):
+            if only is None:
+                if k > one.most_terms or directly > one.most_elements:
+                    continue
+                if elements > one.few_elements and (cols > one.most_columns or one.along not in (None, a_along)):
+                    continue
+                if both_ways and (rows < one.least_rows or cols < one.least_columns):
+                    continue
+            costs = one.costs
+            if swapped and not (costs.direct or costs.divides):
+                continue
+            bound = memory * costs.bytes_factor if costs.in_groups else in_bytes
+            least, tiles, k_tiles, bound = costs.least(rows, cols, k, matrices, bound)
+            found.append((least, 2 * i + swapped, costs, swapped, tiles, k_tiles, bound))
     return found
 
 

@@ -24,9 +24,9 @@ from ..runtime.launch import product_of
 from ..runtime.matrix import Matrix, Vector
 from ..typing import PrecisionName
 from . import autotune_cache, batches, heuristics
-from .cost_model import rated
 from .fp32_auto import product_for, resolved
 from .heuristics import Choice
+from .ladder_heuristics import rated
 from .precision import FP32_AUTO, canonical, check_precision, tensor_stage
 from .stage_names import ANY_GPU, check_stage_precision, resolve
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numba_gemm.gemm import cost_model
-from numba_gemm.gemm.cost_model import COMPENSATED, LAUNCH, RATES, Costs, Rate, costs_of, memory_clocks, rate_of
+from numba_gemm.gemm.cost_model import LAUNCH, Costs, memory_clocks
 from numba_gemm.gemm.heuristics import Problem, choose
+from numba_gemm.gemm.ladder_heuristics import considered_of
+from numba_gemm.gemm.ladder_rates import COMPENSATED, RATES, Rate, rate_of
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.partitions import partition_layout
 from numba_gemm.kernels.product import ONE, Batch
@@ -68,7 +69,7 @@ def test_more_work_is_never_predicted_faster(m, n, k, matrices, vectors, stores_
 @given(extents, extents, extents, matrices, st.integers(1, 200), st.sampled_from([(9, 0), (8, 0)]))
 def test_divisions_divide_every_k_tile_once(m, n, k, matrices, sm_count, cc):
     """The line of shared k-tiles, cut at g * base + min(g, extra), has no gap and no overlap."""
-    for costs in costs_of(None, cc, sm_count, True, True, True):
+    for costs in (one.costs for one in considered_of(None, cc, sm_count, True, True, True)):
         if not costs.stage.takes_partition:
             continue
         least, tiles, k_tiles, in_bytes = costs.least(m, n, k, matrices, 0.0)
@@ -130,10 +131,10 @@ def test_stage_that_the_gpu_cannot_run_is_no_candidate(monkeypatch):
     """However fast it is."""
     config = STAGES["stream_k"].configs[0]
     monkeypatch.setitem(RATES, ("stream_k", config.BM, config.BN, config.BK), Rate(1.0, alone=1, resident=1))
-    cost_model.costs_of.cache_clear()
+    considered_of.cache_clear()
     fresh = choose.__wrapped__  # past what is remembered of earlier calls
     try:
         assert fresh(Problem(8192, 8192, 8192)).config is config
         assert fresh(Problem(8192, 8192, 8192, cc=(7, 5))).stage.name == "register_prefetch"
     finally:
-        cost_model.costs_of.cache_clear()
+        considered_of.cache_clear()

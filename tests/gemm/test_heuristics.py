@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.problems import PROPERTIES
 
-from numba_gemm.gemm.cost_model import rate_of, rated
 from numba_gemm.gemm.heuristics import Problem, best, choose, named, problem, ranked
+from numba_gemm.gemm.ladder_heuristics import rated
+from numba_gemm.gemm.ladder_rates import rate_of
 from numba_gemm.gemm.precision import PRECISIONS
 from numba_gemm.gemm.stage_names import resolve
 from numba_gemm.kernels.ladder import STAGES

@@ -17,7 +17,7 @@ from support.covering import covering
 from support.ladder_cases import ALPHA_BETA, LAYOUTS, Case, Operand, cases, run
 from support.operands import filled
 
-from numba_gemm.gemm.cost_model import RATES
+from numba_gemm.gemm.ladder_rates import RATES
 from numba_gemm.kernels import stage as stages
 from numba_gemm.kernels.ladder import STAGES, TileConfig
 from numba_gemm.kernels.ladder import stage as ladder_stage

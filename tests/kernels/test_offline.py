@@ -17,7 +17,7 @@ from support import compile_stages
 from support.offline import CompilerProcess, offline
 
 from numba_gemm.device.access import covers
-from numba_gemm.gemm.cost_model import RATES
+from numba_gemm.gemm.ladder_rates import RATES
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import TileConfig, Variant, compensates, covering, stores_partial_vectors
 from numba_gemm.kernels.stage import Stage
