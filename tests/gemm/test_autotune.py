@@ -19,7 +19,7 @@ from support.refused_paths import REFUSED_DIRECTORIES, REFUSED_FILES
 import numba_gemm
 from numba_gemm import autotune, clear_autotuned, explain, plan, tiled_sgemm
 from numba_gemm.gemm import autotune as tuning
-from numba_gemm.gemm import autotune_cache, heuristics, product
+from numba_gemm.gemm import autotune_cache, candidate_bench, heuristics, product
 from numba_gemm.gemm import precision as precision_names
 from numba_gemm.gemm.fast_path import CallCache
 from numba_gemm.gemm.request import checked
@@ -53,8 +53,8 @@ def clock(monkeypatch):
         times[told["fastest"]] = 2.5
         return times
 
-    monkeypatch.setattr(tuning._Bench, "checked", lambda bench, choice: 1e-6)
-    monkeypatch.setattr(tuning._Bench, "timed", timed)
+    monkeypatch.setattr(candidate_bench.CandidateBench, "checked", lambda bench, choice: 1e-6)
+    monkeypatch.setattr(candidate_bench.CandidateBench, "timed", timed)
     return told
 
 
@@ -104,7 +104,7 @@ def test_autotune_with_an_epilogue():
 
 @pytest.mark.simulator
 def test_wrong_candidates_are_left_out(monkeypatch):
-    launched, done = tuning.launch_choice, []
+    launched, done = candidate_bench.launch_choice, []
 
     def wrong(product, choice, alpha, a, b, beta, c, *others):
         launched(product, choice, alpha, a, b, beta, c, *others)
@@ -112,7 +112,7 @@ def test_wrong_candidates_are_left_out(monkeypatch):
         if len(done) == 2:
             c.owner[-1, -1] += 1
 
-    monkeypatch.setattr(tuning, "launch_choice", wrong)
+    monkeypatch.setattr(candidate_bench, "launch_choice", wrong)
     with pytest.warns(RuntimeWarning, match=r"is not measured: its result differs") as caught:
         told = autotune(filled(5, 9), filled(9, 6), candidates=3)
     assert done[1] in str(caught[0].message)
@@ -668,8 +668,9 @@ class HostMemory:
 def memory(monkeypatch):
     made = HostMemory()
     monkeypatch.setattr(tuning, "SIMULATOR", False)
-    monkeypatch.setattr(tuning, "call", made)
-    monkeypatch.setattr(tuning.workspaces, "call", made)
+    monkeypatch.setattr(candidate_bench, "SIMULATOR", False)
+    monkeypatch.setattr(candidate_bench, "call", made)
+    monkeypatch.setattr(candidate_bench.workspaces, "call", made)
     monkeypatch.setattr(matrix, "SIMULATOR", False)
     monkeypatch.setattr(runtime_devices.get_device(0), "load", lambda kernel: None)
     monkeypatch.setattr(runtime_devices.get_device(0), "load_all", lambda kernels: None)
@@ -687,9 +688,9 @@ def view(x):
 @pytest.mark.simulator
 @pytest.mark.parametrize("compared", [1 << 26, 1 << 10])
 def test_operands_are_laid_out_alike(memory, monkeypatch, compared):
-    monkeypatch.setattr(tuning, "COMPARED_BYTES", compared)
-    monkeypatch.setattr(tuning, "PIECES", 4)
-    monkeypatch.setattr(tuning, "PERIOD", 1009)
+    monkeypatch.setattr(candidate_bench, "COMPARED_BYTES", compared)
+    monkeypatch.setattr(candidate_bench, "PIECES", 4)
+    monkeypatch.setattr(candidate_bench, "PERIOD", 1009)
     depth = 8 * K  # for candidates whose sums are divided, which need a workspace
     a, b, c = filled(2 * M, depth)[::-2], filled(N, depth).T, filled(M + 1, N + 3)[1:, :N]
     done, timed, divided = [], [], []
@@ -713,8 +714,8 @@ def test_operands_are_laid_out_alike(memory, monkeypatch, compared):
             run(stream)
         return {name: SimpleNamespace(median=5.0 + int(name)) for name in runs}
 
-    monkeypatch.setattr(tuning, "launch_choice", launched)
-    monkeypatch.setattr(tuning, "time_interleaved", time_interleaved)
+    monkeypatch.setattr(candidate_bench, "launch_choice", launched)
+    monkeypatch.setattr(candidate_bench, "time_interleaved", time_interleaved)
     told = autotune(a, b, c, candidates=4)
     assert told.best is told.model
     assert any(divided)
@@ -722,17 +723,17 @@ def test_operands_are_laid_out_alike(memory, monkeypatch, compared):
     for own, given in zip(done[0], (a, b, c), strict=True):
         assert own[1:] == (given.shape, given.strides)
         assert own[0] != given.ctypes.data
-        assert (own[0] - given.ctypes.data) % tuning.BOUNDARY == 0
+        assert (own[0] - given.ctypes.data) % candidate_bench.BOUNDARY == 0
 
 
 @pytest.mark.simulator
 @pytest.mark.parametrize("elements", [1, 63, 64, 1000, 5000])
 def test_scratch_memory(memory, monkeypatch, elements):
-    monkeypatch.setattr(tuning, "COMPARED_BYTES", 4096)
-    monkeypatch.setattr(tuning, "PIECES", 8)
+    monkeypatch.setattr(candidate_bench, "COMPARED_BYTES", 4096)
+    monkeypatch.setattr(candidate_bench, "PIECES", 8)
     like = checked(filled(1, elements), filled(elements, 1), None, 1.0, 0.0, None, "auto", None, ()).a
     with ExitStack() as held:
-        scratch = tuning._Scratch(like, 9, held)
+        scratch = candidate_bench.Scratch(like, 9, held)
         scratch.fill(np.arange(97, dtype=np.float32))
         size = scratch.size // 4
         assert elements <= size <= elements + 65
@@ -773,8 +774,8 @@ def test_precisions(memory, place, monkeypatch, precision):
         return {name: SimpleNamespace(median=9.0 - int(name)) for name in runs}
 
     monkeypatch.setattr(precision_names, "SIMULATOR", False)
-    monkeypatch.setattr(tuning, "launch_choice", launched)
-    monkeypatch.setattr(tuning, "time_interleaved", time_interleaved)
+    monkeypatch.setattr(candidate_bench, "launch_choice", launched)
+    monkeypatch.setattr(candidate_bench, "time_interleaved", time_interleaved)
     told = autotune(a, b, precision=precision, candidates=3)
     assert told.problem.precision == precision
     own = {"tf32": {"tf32_tma"}, "bf16x6": {"fused_decomposition", "rows_in_registers"}}
