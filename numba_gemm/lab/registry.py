@@ -34,6 +34,7 @@ EXPERIMENTS = {
     "training": "bench.transformer:TRAINING",
     "random_products": "bench.random_products:RANDOM_PRODUCTS",
     "router_gates": "bench.random_products:ROUTER_GATES",
+    "choices": "bench.choices:EXPERIMENT",
     "torch_calls": "bench.torch_calls:EXPERIMENT",
     **{name: f"memory.{name}:EXPERIMENT" for name in MEMORY},
 }

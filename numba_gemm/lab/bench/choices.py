@@ -1,0 +1,160 @@
+"""Whether the models choose well: candidates for random products, timed in turn on the same operands.
+
+For each product and precision, the candidates that the model expects to take little longer than its choice are checked
+against each other on integers, whose sums are exact, and then timed by replays of CUDA graphs, as `autotune` does. The
+shapes are not those that the model was fitted to, unless the seed is.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from numba_gemm.device.units import ceil_div
+from numba_gemm.gemm import heuristics
+from numba_gemm.gemm.autotune import diverse
+from numba_gemm.gemm.candidate_bench import CandidateBench
+from numba_gemm.gemm.compile_progress import fetch_with_progress
+from numba_gemm.gemm.heuristics import Choice
+from numba_gemm.gemm.precision import PRECISIONS
+from numba_gemm.gemm.request import Request, checked
+from numba_gemm.kernels.product import Product
+from numba_gemm.kernels.step import Kernel
+from numba_gemm.lab.bench.random_products import random_cases
+from numba_gemm.lab.harness.environment import GRAPHS
+from numba_gemm.lab.harness.experiment import Experiment
+from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties
+from numba_gemm.runtime.driver import device_scope
+from numba_gemm.simulator.switch import SIMULATOR
+
+# Columns of the summary, words about them, and limits: time of the choice over that of the fastest candidate.
+LIMITS = (("slower_mean", "on average", 1.03), ("slower_worst", "at worst", 1.15))
+PRODUCT = ["m", "n", "k", "layout", "aligned", "precision"]
+
+
+def host_matrix(rows: int, cols: int, stored: str, aligned: bool) -> np.ndarray:
+    """Return an uninitialised matrix, or with "T" the transpose of one, with aligned rows or an odd pitch."""
+    down, across = (rows, cols) if stored == "N" else (cols, rows)
+    pitch = 4 * ceil_div(across, 4) if aligned else across // 2 * 2 + 1
+    flat = np.empty(down * pitch + 8, np.float32)
+    first = -flat.ctypes.data % 16 // 4 + (0 if aligned else 1)
+    values = flat[first : first + down * pitch].reshape(down, pitch)[:, :across]
+    return values if stored == "N" else values.T
+
+
+def request_of(m: int, n: int, k: int, layout: str, aligned: bool, precision: str) -> tuple[Request, Product]:
+    """Return the request of a product and its description; nothing reads or writes the operands, in host memory."""
+    a, b = host_matrix(m, k, layout[0], aligned), host_matrix(k, n, layout[1], aligned)
+    request = checked(a, b, host_matrix(m, n, "N", aligned), 1.0, 0.0, None, "auto", None, (), precision=precision)
+    assert request.out is not None
+    return request, next(request.parts(request.a, request.b, request.out, request.vectors)).product
+
+
+def candidates_of(product: Product, precision: str, gpu: DeviceProperties, most: int, within: float) -> list[Choice]:
+    """Return the candidates to time, first the model's choice."""
+    ranked = heuristics.ranked(heuristics.problem(product, gpu, precision))
+    return diverse([one for one in ranked if one.clocks <= within * ranked[0].clocks], most)
+
+
+def choices(
+    shapes: int = 150,
+    high: int = 20_000,
+    seed: int = 20261127,
+    precisions: Sequence[str] = PRECISIONS,
+    most: int = 16,
+    within: float = 1.5,
+    rounds: int = 5,
+) -> Iterator[pd.DataFrame]:
+    """Time candidates for random products; one row per candidate, the model's choice first.
+
+    Parameters
+    ----------
+    shapes: Number of random shapes.
+    high: Largest extent.
+    seed: Seed of shapes.
+    precisions: Precisions to choose in.
+    most: Largest number of candidates of a product.
+    within: Factor of the choice's expected time up to which others are timed.
+    rounds: Times that each candidate is timed, of which the median counts.
+    """
+    device = current_device()
+    gpu = device_properties(device)
+    drawn = dict.fromkeys(random_cases(shapes, seed, high))
+    cases = [(*shape, layout, aligned, one) for shape, layout, aligned in drawn for one in precisions]
+    if not SIMULATOR:
+        kernels = dict[Kernel, None]()
+        for case in cases:
+            request, product = request_of(*case)
+            for choice in candidates_of(product, request.precision, gpu, most, within):
+                kernels |= dict.fromkeys(choice.kernels(product, gpu.gpu))
+        fetch_with_progress([(kernel, gpu.cc) for kernel in kernels], None, False)
+    rows = list[dict[str, Any]]()
+    for case in cases:
+        request, product = request_of(*case)
+        found = candidates_of(product, request.precision, gpu, most, within)
+        for choice, us in timed(request, found, rounds):
+            row = dict(zip(PRODUCT, case)) | {"stage": choice.stage.name, "config": choice.config.name}
+            if choice.partition is not None:
+                row |= {"blocks": choice.partition.blocks, "whole": choice.partition.whole}
+            row |= {"swapped": choice.swapped, "chosen": choice is found[0]}
+            rows.append(row | {"expected_us": choice.clocks / gpu.clock_hz * 1e6, "us": us})
+        yield pd.DataFrame(rows)
+
+
+def timed(request: Request, found: Sequence[Choice], rounds: int) -> list[tuple[Choice, float]]:
+    """Check candidates against each other; return those that are right, with microseconds of a product."""
+    with nullcontext() if SIMULATOR else device_scope(request.device), ExitStack() as memory:
+        bench = CandidateBench(request, memory)
+        bench.make_room(found)
+        right = [one for one in found if bench.checked(one) is not None]
+        if not right or right[0] is not found[0]:
+            raise RuntimeError(f"the choice for {request.shape} in {request.precision} cannot be run, or is wrong")
+        return list(zip(right, bench.timed(right, 1 if SIMULATOR else rounds)))
+
+
+def summary(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per precision.
+
+    ``slower_mean`` and ``slower_worst`` are the choice's time over that of the fastest candidate; ``expected_error`` is
+    the root mean square of the logarithm of expected over measured time.
+    """
+    products = frame.groupby(PRODUCT, sort=False)
+    chosen = frame[frame["chosen"]].set_index(PRODUCT)
+    slower = chosen["us"] / products["us"].min()
+    error = np.log(frame["expected_us"] / frame["us"])
+    found = []
+    for precision, part in slower.groupby(level="precision", sort=False):
+        own = frame["precision"] == precision
+        worst: Any = part.idxmax()
+        m, n, k, layout, aligned, _ = worst
+        row = {"precision": precision, "products": len(part), "candidates": int(own.sum())}
+        row |= {"slower_mean": part.mean(), "slower_worst": part.max()}
+        row |= {"worst_case": f"{m}x{n}x{k} {layout}{'' if aligned else ' unaligned'}"}
+        found.append(row | {"expected_error": float(np.sqrt(np.mean(error[own] ** 2)))})
+    return pd.DataFrame(found)
+
+
+def claims(frame: pd.DataFrame) -> dict[str, Any]:
+    """Compare the choices with the fastest candidates."""
+    told = {row["precision"]: row for row in summary(frame).to_dict("records")}
+    found = dict[str, Any]()
+    for precision, row in told.items():
+        for column, words, limit in LIMITS:
+            said = f"choices in {precision} take at most {limit:.4g} of the fastest candidate's time {words}"
+            found[said] = row[column] <= limit
+    return found
+
+
+EXPERIMENT = Experiment(
+    run=choices,
+    claims=claims,
+    small={"shapes": 3, "high": 30, "precisions": ("ieee",), "most": 3},
+    allowed={"precisions": PRECISIONS},
+    summary=summary,
+    summary_file="choices_summary.csv",
+    operands="uniform from -1 to 1",
+    timing=GRAPHS,
+    cache="hot",
+)
