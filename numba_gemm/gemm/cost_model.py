@@ -24,7 +24,8 @@ __all__ = ["Costs"]
 
 # The constants down to RUN, and in `ladder_rates` the rates of `stream_k`, `short_sums` and `thin`, are fitted to
 # 27,408 choices for 1,095 products on an H100 and an H200 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md).
-# The fit starts from earlier ones, which other rates and those of the largest two tiles are from.
+# The fit starts from earlier ones, which other rates and those of the largest two tiles are from. For other GPUs,
+# `lab choices` measures, and `python -m numba_gemm.lab.bench.fit` fits.
 # Clocks of a launch, of a piece of a tile of C, and of each block of an SM.
 LAUNCH, PIECE, BLOCK = 1850, 1400, 122
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
