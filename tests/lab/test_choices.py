@@ -26,15 +26,24 @@ def test_operands_have_the_layout_that_is_asked_for(rows, cols, stored, aligned)
     assert (x.ctypes.data % 16, x.strides[0] % 16 == 0) == ((0, True) if aligned else (4, False))
 
 
-@pytest.mark.parametrize("precision", ["ieee", "bf16x6"])
-@pytest.mark.parametrize("shape", [(1, 4096, 4096), (4096, 4096, 1024), (100, 200, 3000)])
+@pytest.mark.parametrize("precision", ["ieee", "bf16x6", "tf32", "fp32_auto"])
+@pytest.mark.parametrize("shape", [(1, 4096, 4096), (4096, 4096, 1024), (100, 200, 3000), (4096, 4096, 64)])
 def test_the_choice_is_the_first_candidate(monkeypatch, precision, shape):
     monkeypatch.setattr(precisions, "SIMULATOR", False)
     request, product = choices.request_of(*shape, "NT", True, precision)
-    found = choices.candidates_of(product, request.precision, H100, 7, 1.4)
-    assert found[0] == heuristics.best(heuristics.problem(product, H100, precision))
-    assert 2 <= len(found) == len({*found}) <= 7
-    assert all(found[0].clocks <= one.clocks <= 1.4 * found[0].clocks for one in found)
+    found = choices.candidates_of(product, precision, H100, 9, 1.6)
+    assert found[0] == heuristics.best(heuristics.problem(product, H100, request.precision))
+    assert found[0].precision == request.precision
+    assert 2 <= len(found) == len({*found}) <= 9
+    assert all(one.clocks <= 1.6 * found[0].clocks for one in found)
+
+
+def test_fp32_auto_is_compared_with_the_other_precision(monkeypatch):
+    """Also where the choice is the same: sums of 64 terms keep float32's error in float32 alone."""
+    monkeypatch.setattr(precisions, "SIMULATOR", False)
+    for k, expected in ((64, {"ieee"}), (300, {"ieee", "bf16x6"})):
+        _, product = choices.request_of(1000, 1000, k, "NN", True, "fp32_auto")
+        assert {one.precision for one in choices.candidates_of(product, "fp32_auto", H100, 100, 9.0)} == expected
 
 
 def frame_of(*products):

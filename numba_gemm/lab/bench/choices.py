@@ -17,8 +17,9 @@ from numba_gemm.gemm import heuristics
 from numba_gemm.gemm.autotune import diverse
 from numba_gemm.gemm.candidate_bench import CandidateBench
 from numba_gemm.gemm.compile_progress import fetch_with_progress
+from numba_gemm.gemm.fp32_auto import AUTO_K, AUTO_PRECISION
 from numba_gemm.gemm.heuristics import Choice
-from numba_gemm.gemm.precision import PRECISIONS
+from numba_gemm.gemm.precision import FP32_AUTO, IEEE, KNOWN, STAGES, tensor_stage
 from numba_gemm.gemm.request import Request, checked
 from numba_gemm.kernels.product import Product
 from numba_gemm.kernels.step import Kernel
@@ -53,16 +54,22 @@ def request_of(m: int, n: int, k: int, layout: str, aligned: bool, precision: st
 
 
 def candidates_of(product: Product, precision: str, gpu: DeviceProperties, most: int, within: float) -> list[Choice]:
-    """Return the candidates to time, first the model's choice."""
-    ranked = heuristics.ranked(heuristics.problem(product, gpu, precision))
-    return diverse([one for one in ranked if one.clocks <= within * ranked[0].clocks], most)
+    """Return the candidates to time, first the model's choice; for `fp32_auto`, those of both precisions."""
+    names = [precision]
+    if precision == FP32_AUTO:
+        emulated = product.k >= AUTO_K and tensor_stage(gpu.cc) is STAGES[0]
+        names = [IEEE, AUTO_PRECISION] if emulated else [IEEE]
+    rankings = [heuristics.ranked(heuristics.problem(product, gpu, name)) for name in names]
+    chosen = min((ranked[0] for ranked in rankings), key=lambda one: one.clocks)
+    others = sorted((one for ranked in rankings for one in ranked), key=lambda one: one.clocks)
+    return diverse([chosen, *(one for one in others if one.clocks <= within * chosen.clocks)], most)
 
 
 def choices(
     shapes: int = 150,
     high: int = 20_000,
     seed: int = 20261127,
-    precisions: Sequence[str] = PRECISIONS,
+    precisions: Sequence[str] = KNOWN,
     most: int = 16,
     within: float = 1.5,
     rounds: int = 5,
@@ -87,15 +94,16 @@ def choices(
         kernels = dict[Kernel, None]()
         for case in cases:
             request, product = request_of(*case)
-            for choice in candidates_of(product, request.precision, gpu, most, within):
+            for choice in candidates_of(product, case[-1], gpu, most, within):
                 kernels |= dict.fromkeys(choice.kernels(product, gpu.gpu))
         fetch_with_progress([(kernel, gpu.cc) for kernel in kernels], None, False)
     rows = list[dict[str, Any]]()
     for case in cases:
         request, product = request_of(*case)
-        found = candidates_of(product, request.precision, gpu, most, within)
+        found = candidates_of(product, case[-1], gpu, most, within)
         for choice, us in timed(request, found, rounds):
-            row = dict(zip(PRODUCT, case)) | {"stage": choice.stage.name, "config": choice.config.name}
+            row: dict[str, Any] = dict(zip(PRODUCT, case)) | {"by": choice.precision}
+            row |= {"stage": choice.stage.name, "config": choice.config.name}
             if choice.partition is not None:
                 row |= {"blocks": choice.partition.blocks, "whole": choice.partition.whole}
             row |= {"swapped": choice.swapped, "chosen": choice is found[0]}
@@ -151,7 +159,7 @@ EXPERIMENT = Experiment(
     run=choices,
     claims=claims,
     small={"shapes": 3, "high": 30, "precisions": ("ieee",), "most": 3},
-    allowed={"precisions": PRECISIONS},
+    allowed={"precisions": KNOWN},
     summary=summary,
     summary_file="choices_summary.csv",
     operands="uniform from -1 to 1",
