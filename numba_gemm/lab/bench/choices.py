@@ -7,11 +7,13 @@ shapes are not those that the model was fitted to, unless the seed is.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from numba_gemm.arrays import ArrayKind
 from numba_gemm.device.units import ceil_div
 from numba_gemm.gemm import heuristics
 from numba_gemm.gemm.autotune import diverse
@@ -46,11 +48,16 @@ def host_matrix(rows: int, cols: int, stored: str, aligned: bool) -> np.ndarray:
 
 
 def request_of(m: int, n: int, k: int, layout: str, aligned: bool, precision: str) -> tuple[Request, Product]:
-    """Return the request of a product and its description; nothing reads or writes the operands, in host memory."""
+    """Return the request of a product and its description.
+
+    Operands have layouts alone: those of arrays in host memory, which are not kept, since these would get others on a
+    GPU.
+    """
     a, b = host_matrix(m, k, layout[0], aligned), host_matrix(k, n, layout[1], aligned)
-    request = checked(a, b, host_matrix(m, n, "N", aligned), 1.0, 0.0, None, "auto", None, (), precision=precision)
-    assert request.out is not None
-    return request, next(request.parts(request.a, request.b, request.out, request.vectors)).product
+    given = checked(a, b, host_matrix(m, n, "N", aligned), 1.0, 0.0, None, "auto", None, (), precision=precision)
+    assert given.out is not None
+    left, right, out = (replace(one, kind=ArrayKind(), array=None) for one in (given.a, given.b, given.out))
+    return replace(given, a=left, b=right, out=out), next(given.parts(left, right, out, given.vectors)).product
 
 
 def candidates_of(product: Product, precision: str, gpu: DeviceProperties, most: int, within: float) -> list[Choice]:
@@ -101,7 +108,7 @@ def choices(
     for case in cases:
         request, product = request_of(*case)
         found = candidates_of(product, case[-1], gpu, most, within)
-        for choice, us in timed(request, found, rounds):
+        for choice, us in timed(request, product, found, rounds):
             row: dict[str, Any] = dict(zip(PRODUCT, case)) | {"by": choice.precision}
             row |= {"stage": choice.stage.name, "config": choice.config.name}
             if choice.partition is not None:
@@ -111,10 +118,12 @@ def choices(
         yield pd.DataFrame(rows)
 
 
-def timed(request: Request, found: Sequence[Choice], rounds: int) -> list[tuple[Choice, float]]:
+def timed(request: Request, product: Product, found: Sequence[Choice], rounds: int) -> list[tuple[Choice, float]]:
     """Check candidates against each other; return those that are right, with microseconds of a product."""
     with nullcontext() if SIMULATOR else device_scope(request.device), ExitStack() as memory:
         bench = CandidateBench(request, memory)
+        if bench.part.product != product:
+            raise RuntimeError(f"{bench.part.product} is measured instead of {product}")
         bench.make_room(found)
         right = [one for one in found if bench.checked(one) is not None]
         if not right or right[0] is not found[0]:
