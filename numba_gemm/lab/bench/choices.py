@@ -73,7 +73,7 @@ def candidates_of(product: Product, precision: str, gpu: DeviceProperties, most:
 
 
 def choices(
-    shapes: int = 150,
+    shapes: int = 100,
     high: int = 20_000,
     seed: int = 20261127,
     precisions: Sequence[str] = KNOWN,
