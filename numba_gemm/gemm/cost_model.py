@@ -63,6 +63,7 @@ COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 6553
 # Of `stream_k`: clocks per sum of a thread that a k-tile takes longer in a lone block; most blocks per SM.
 COMPENSATING_ALONE, MOST_COMPENSATED = 20, 4
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
+ROUNDING = 1.0 - 1e-12  # factor of a lower bound, whose sum is rounded in another order than what it bounds
 SHORT_STEPS = 4  # terms that `short_sums` multiplies at a time
 DIRECT = "coalesced"  # which has no shared memory to wait for
 MOST_LANES = max(FP32_LANES_PER_SM.values())
@@ -149,7 +150,8 @@ class Costs:
             sums, in_lanes = config.TM * config.TN, config.lanes_k > 1
             full += (COMPENSATING_LANES if in_lanes else COMPENSATING) * config.BM * config.BN * config.BK / lanes
             finishing = config.lanes_k * (config.BM * config.BN / WIDENED + WIDE_SUM) if in_lanes else 0.0
-            resident = min(rate.resident, REGISTERS // (config.threads * (96 + 2 * sums)))  # about, of registers
+            by_registers = REGISTERS // (config.threads * (96 + 2 * sums))  # about
+            resident = max(1, min(rate.resident, by_registers))
             if not in_lanes and sums >= 32:
                 resident = min(resident, MOST_COMPENSATED)
             alone = rate.alone + (0 if in_lanes else COMPENSATING_ALONE * sums)
@@ -215,7 +217,7 @@ class Costs:
             least = (least**MEMORY_OVERLAP + memory**MEMORY_OVERLAP) ** (1 / MEMORY_OVERLAP)
         elif memory > least:
             least = memory
-        return LAUNCH + least, tiles, k_tiles, memory
+        return (LAUNCH + least) * ROUNDING, tiles, k_tiles, memory
 
     def divisions(self, tiles: int, k_tiles: float) -> list[tuple[int, int]]:
         """Return ways to divide a product: blocks, and tiles that one block each computes.
@@ -264,7 +266,7 @@ class Costs:
         sms, store, k_tile, size, most, at_once, in_groups = (
             self.sms, self._store, self._k_tile, self._size, self._blocks, self._at_once, self.in_groups
         )  # fmt: skip
-        apart = self.apart
+        apart, meet = self.apart, MEET if self.apart == inf else min(MEET, ADDING)
         found, first = list[Way](), self.rate.first
         for division in divisions:
             blocks, whole = division
@@ -286,7 +288,7 @@ class Costs:
                 shared = divided_tiles * k_tiles
                 divided = -(-shared // blocks)  # k-tiles of divided tiles, of the block that has most
                 summing = divided * k_tile[resident]
-                if LAUNCH + clocks + summing + (PIECE + MEET if divided < k_tiles else PIECE) > limit:
+                if LAUNCH + clocks + summing + (PIECE + meet if divided < k_tiles else PIECE) > limit:
                     continue
                 even = not (shared % blocks or k_tiles % divided)  # else pieces straddle tiles
                 of_tiles = divided / k_tiles

@@ -15,7 +15,7 @@ from ..arrays.operand import Operand
 from ..arrays.probe import PROBES, alike, probe_of
 from ..arrays.streams import Stream, held, release_finished
 from ..device.units import FLOAT32_BYTES, VECTOR_BYTES
-from ..kernels.product import Layout, Product
+from ..kernels.product import Layout, Product, dense
 from ..kernels.stage import MAX_K
 from ..runtime import device as devices
 from ..runtime import epilogue as epilogues
@@ -269,7 +269,7 @@ def _of_other_extents(cache: CallCache, key: Any, stride_bytes: int) -> CachedCa
     stage, precision = tag
     product, gpu = Product(a, b, c), devices.device_properties(device)
     if (precision := canonical(precision)) == FP32_AUTO:
-        precision = resolved(precision, product, gpu)
+        precision = resolved(precision, product._replace(c=dense("N", m, n)), gpu)  # as for a new C
     wanted = heuristics.problem(product, gpu, precision)
     launched = bind_product(product, chosen(stage, device, wanted).selected, device)
     if len(launched) > MAX_LAUNCHES or (len(launched) > 1 and any(bound.launches.maps for bound, *_ in launched)):

@@ -220,16 +220,16 @@ def ranked_ladder(wanted: Problem, only: Stage | None = None) -> list[Choice]:
     """Return all candidates, or one stage's, the one that is expected to be fastest first."""
     memory = _memory(wanted)
     found = [
-        (clocks, blocks, _choice(costs, division, swapped, clocks, wanted.precision))
-        for _, _, costs, swapped, tiles, k_tiles, bound in _ladder_candidates(wanted, only, memory)
+        (clocks, blocks, i, _choice(costs, division, swapped, clocks, wanted.precision))
+        for _, i, costs, swapped, tiles, k_tiles, bound in _ladder_candidates(wanted, only, memory)
         for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, wanted.aligned)
     ]
-    return [choice for *_, choice in sorted(found, key=lambda one: one[:2])]
+    return [choice for *_, choice in sorted(found, key=lambda one: one[:3])]
 
 
 def best_of_ladder(wanted: Problem, limit: float = inf) -> Choice | None:
     """Return the first of `ranked_ladder`, without timing those that cannot be it; None if all take over `limit`."""
-    best: tuple[float, int, int] = limit, 0, 0  # clocks, blocks negated, and number of the candidate, as in the ranking
+    best: tuple[float, int, int] = limit, 1, 0  # clocks, blocks negated, and number of the candidate, as in the ranking
     found: tuple[Costs, tuple[int, int] | None, bool] | None = None
     memory = _memory(wanted)
     for least, i, costs, swapped, tiles, k_tiles, bound in sorted(_ladder_candidates(wanted, None, memory)):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from numba_gemm.gemm import ladder_heuristics
 from numba_gemm.gemm.cost_model import LAUNCH, Costs, memory_clocks
 from numba_gemm.gemm.heuristics import Problem, choose
-from numba_gemm.gemm.ladder_heuristics import considered_of
+from numba_gemm.gemm.ladder_heuristics import best_of_ladder, considered_of, ranked_ladder
 from numba_gemm.gemm.ladder_rates import COMPENSATED, RATES, Rate, rate_of
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.partitions import partition_layout
@@ -64,6 +65,45 @@ def test_more_work_is_never_predicted_faster(m, n, k, matrices, vectors, stores_
     one = clocks(costs, m, n, k, matrices)
     for larger in ((2 * m, n, k), (m, 2 * n, k), (m, n, 2 * k)):
         assert one <= clocks(costs, *larger, matrices)
+
+
+FLAGS = ("aligned", "vectors", "a_along", "b_along", "a_vectors", "b_vectors", "c_vectors", "by_columns", "epilogue")
+problems = st.builds(
+    lambda cc, **fields: Problem(cc=cc, **fields),
+    m=extents,
+    n=st.one_of(st.integers(1, 40), extents),
+    k=extents,
+    matrices=matrices,
+    precision=st.sampled_from(["ieee", "ieee", "bf16x6"]),
+    cc=st.sampled_from([(9, 0), (8, 0), (8, 9), (12, 0)]),
+    sm_count=st.integers(1, 300),
+    memory_bandwidth=st.sampled_from([0.0, 4.8e12, 1e12, 5e10]),
+    **{name: st.booleans() for name in FLAGS},
+)
+UNALIGNED = dict.fromkeys(("aligned", "vectors", "a_vectors", "b_vectors", "c_vectors", "c_pairs"), False)
+
+
+@given(problems)
+@example(Problem(129, 133, 129, cc=(8, 0), sm_count=133))  # a bound equal to the time, but for rounding
+@example(Problem(12, 25, 9708, b_along=True, **UNALIGNED, cc=(8, 9), sm_count=128, clock_hz=2.52e9))  # a tie
+@example(Problem(39, 19, 2593, 7, aligned=False, b_along=True, cc=(8, 6), sm_count=20, clock_hz=1.5e9))
+@example(Problem(300, 300, 300, cc=(7, 5)))  # no stage that divides
+def test_candidates_that_are_not_timed_are_not_the_fastest(wanted):
+    ranking = ranked_ladder(wanted)
+    assert best_of_ladder(wanted) == ranking[0]
+    assert best_of_ladder(wanted, ranking[0].clocks) == ranking[0]
+    assert best_of_ladder(wanted, 0.99 * ranking[0].clocks) is None
+    memory = ladder_heuristics._memory(wanted)
+    for least, _, costs, _, tiles, k_tiles, bound in ladder_heuristics._ladder_candidates(wanted, None, memory):
+        fastest = min(ladder_heuristics._timed(costs, tiles, k_tiles, bound, wanted.aligned))
+        assert least <= fastest[0]
+        limited = ladder_heuristics._timed(costs, tiles, k_tiles, bound, wanted.aligned, fastest[0])
+        assert min(limited) == fastest
+
+
+def test_unaligned_operands_of_stages_without_schedules_take_longer():
+    aligned, unaligned = (ranked_ladder(Problem(1000, 1000, 1000, aligned=one, cc=(7, 5))) for one in (True, False))
+    assert unaligned[0].clocks == pytest.approx(aligned[0].clocks / 0.93)
 
 
 @given(extents, extents, extents, matrices, st.integers(1, 200), st.sampled_from([(9, 0), (8, 0)]))

@@ -32,6 +32,7 @@ from numba_gemm.gemm import fast_path, heuristics
 from numba_gemm.gemm import product as products
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels import STAGES
+from numba_gemm.kernels.product import dense
 from numba_gemm.kernels.stage import Partition
 from numba_gemm.runtime import device as devices
 
@@ -602,6 +603,17 @@ def test_other_extents_are_launched_as_in_the_full_check(torch, gpu, checked, pr
         checked.clear()
         assert launched_with(gpu, call) == launched_with(gpu, call) == expected
         assert not checked
+
+
+def test_fp32_auto_is_decided_as_for_a_new_c(torch, gpu, checked, monkeypatch):
+    """As in the full check, whatever C is given: else a call's precision would depend on the calls before it."""
+    decided = []
+    monkeypatch.setattr(fast_path, "resolved", lambda precision, product, gpu: decided.append(product.c) or "ieee")
+    for m in (9, 12):
+        out = Tensor(skewed(filled(m, 5)))
+        tiled_sgemm(tensor(filled(m, 300)), tensor(filled(300, 5)), out, precision="fp32_auto")
+    assert len(checked) == 1
+    assert decided == [dense("N", 12, 5)]
 
 
 @pytest.mark.parametrize("shapes", [((12,), (12, 8)), ((4, 12), (12,)), ((2, 4, 12), (12,)), ((12,), (12,))], ids=str)

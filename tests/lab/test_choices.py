@@ -6,10 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from numba_gemm.gemm import heuristics
+from numba_gemm.gemm import candidate_bench, fp32_auto, heuristics
 from numba_gemm.gemm import precision as precisions
 from numba_gemm.gemm.precompile import model_of
+from numba_gemm.kernels.product import dense
 from numba_gemm.lab.bench import choices
+from numba_gemm.runtime.device import device_properties
 
 H100 = dataclasses.replace(model_of((9, 0)), memory_bandwidth=3.35e12)
 
@@ -30,20 +32,99 @@ def test_operands_have_the_layout_that_is_asked_for(rows, cols, stored, aligned)
 @pytest.mark.parametrize("shape", [(1, 4096, 4096), (4096, 4096, 1024), (100, 200, 3000), (4096, 4096, 64)])
 def test_the_choice_is_the_first_candidate(monkeypatch, precision, shape):
     monkeypatch.setattr(precisions, "SIMULATOR", False)
-    request, product = choices.request_of(*shape, "NT", True, precision)
-    found = choices.candidates_of(product, precision, H100, 9, 1.6)
+    request, product = choices.request_of(*shape, "NT", True, precision, H100)
+    found = choices.candidates_of(product, request.precision, precision, H100, 9, 1.6)
     assert found[0] == heuristics.best(heuristics.problem(product, H100, request.precision))
     assert found[0].precision == request.precision
     assert 2 <= len(found) == len({*found}) <= 9
     assert all(one.clocks <= 1.6 * found[0].clocks for one in found)
 
 
-def test_fp32_auto_is_compared_with_the_other_precision(monkeypatch):
-    """Also where the choice is the same: sums of 64 terms keep float32's error in float32 alone."""
+@pytest.mark.parametrize(
+    ("shape", "layout", "aligned"), [((16423, 15993, 335), "TN", True), ((293, 16022, 1012), "NT", False)]
+)
+def test_fp32_auto_stands_for_what_a_call_computes_in(monkeypatch, shape, layout, aligned):
+    """Which is decided as for a new C, also where the other precision is expected to write this C sooner."""
     monkeypatch.setattr(precisions, "SIMULATOR", False)
-    for k, expected in ((64, {"ieee"}), (300, {"ieee", "bf16x6"})):
-        _, product = choices.request_of(1000, 1000, k, "NN", True, "fp32_auto")
-        assert {one.precision for one in choices.candidates_of(product, "fp32_auto", H100, 100, 9.0)} == expected
+    request, product = choices.request_of(*shape, layout, aligned, "fp32_auto", H100)
+    new = product._replace(c=dense("N", *shape[:2]))
+    assert request.precision == fp32_auto.resolved("fp32_auto", new, H100)
+    found = choices.candidates_of(product, request.precision, "fp32_auto", H100, 100, 9.0)
+    assert {found[0].precision} == {request.precision}
+    assert {one.precision for one in found} == {"ieee", "bf16x6"}
+
+
+def test_short_sums_keep_the_error_of_float32_in_float32_alone(monkeypatch):
+    monkeypatch.setattr(precisions, "SIMULATOR", False)
+    request, product = choices.request_of(1000, 1000, 64, "NN", True, "fp32_auto", H100)
+    found = choices.candidates_of(product, request.precision, "fp32_auto", H100, 100, 9.0)
+    assert {one.precision for one in found} == {"ieee"}
+
+
+def case_of(monkeypatch, launched):
+    """Return a small product and two candidates, which `launched` launches."""
+    monkeypatch.setattr(candidate_bench, "launch_choice", launched)
+    gpu = device_properties(0)
+    request, product = choices.request_of(5, 6, 7, "NN", True, "ieee", gpu)
+    found = choices.candidates_of(product, "ieee", "ieee", gpu, 3, 100.0)
+    assert len(found) == 3
+    return request, product, found
+
+
+@pytest.mark.simulator
+def test_a_choice_that_others_do_not_confirm_is_an_error(monkeypatch):
+    launch, done = candidate_bench.launch_choice, []
+
+    def wrong(product, choice, alpha, a, b, beta, c, *others):
+        launch(product, choice, alpha, a, b, beta, c, *others)
+        done.append(choice)
+        if choice == done[0]:
+            c.owner[0, 0] += 1
+
+    case = case_of(monkeypatch, wrong)
+    with (
+        pytest.warns(RuntimeWarning, match="differs from the first"),
+        pytest.raises(RuntimeError, match="no other candidate's result"),
+    ):
+        choices.timed(*case, 1)
+
+
+@pytest.mark.simulator
+def test_a_candidate_that_is_wrong_is_left_out(monkeypatch):
+    launch, done = candidate_bench.launch_choice, []
+
+    def wrong(product, choice, alpha, a, b, beta, c, *others):
+        launch(product, choice, alpha, a, b, beta, c, *others)
+        done.append(choice)
+        if len(done) == 2:
+            c.owner[0, 0] += 1
+
+    request, product, found = case_of(monkeypatch, wrong)
+    with pytest.warns(RuntimeWarning, match="differs from the first"):
+        right = choices.timed(request, product, found, 1)
+    assert [one for one, _ in right] == [found[0], found[2]]
+
+
+@pytest.mark.simulator
+def test_a_choice_that_cannot_run_is_an_error(monkeypatch):
+    request, product, found = case_of(monkeypatch, candidate_bench.launch_choice)
+    prepare = candidate_bench.CandidateBench._prepare
+
+    def fails(bench, choice):
+        if choice is found[0]:
+            raise RuntimeError("no registers")
+        prepare(bench, choice)
+
+    monkeypatch.setattr(candidate_bench.CandidateBench, "_prepare", fails)
+    with pytest.warns(RuntimeWarning, match="no registers"), pytest.raises(RuntimeError, match="cannot be run"):
+        choices.timed(request, product, found, 1)
+
+
+@pytest.mark.simulator
+def test_another_product_is_not_measured(monkeypatch):
+    request, product, found = case_of(monkeypatch, candidate_bench.launch_choice)
+    with pytest.raises(RuntimeError, match="is measured instead of"):
+        choices.timed(request, product._replace(c=dense("T", 5, 6)), found, 1)
 
 
 def frame_of(*products):
@@ -58,7 +139,9 @@ def frame_of(*products):
 
 
 def test_choices_are_compared_with_the_fastest():
-    told = choices.summary(frame_of(("ieee", [12.0, 10.0]), ("ieee", [10.0, 20.0]), ("bf16x6", [10.0, 8.0, 9.0])))
+    """Products with one candidate say nothing."""
+    products = (("ieee", [12.0, 10.0]), ("ieee", [10.0, 20.0]), ("bf16x6", [10.0, 8.0, 9.0]), ("ieee", [7.0]))
+    told = choices.summary(frame_of(*products))
     assert told["precision"].tolist() == ["ieee", "bf16x6"]
     assert told["products"].tolist() == [2, 1]
     assert told["candidates"].tolist() == [4, 3]
@@ -69,9 +152,10 @@ def test_choices_are_compared_with_the_fastest():
     assert told["expected_error"][0] == pytest.approx(np.sqrt(np.mean(logs**2)))
 
 
-@pytest.mark.parametrize(
-    ("times", "held"), [(([1.14, 1.0], [1.0] * 2, [1.0] * 5, [1.0], [1.0]), [True, True]), (([1.2, 1.0],), [False] * 2)]
-)
+RIGHT = ([1.14, 1.0], [1.0] * 2, [1.0] * 5, [1.0, 3.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize(("times", "held"), [(RIGHT, [True, True]), (([1.2, 1.0],), [False, False])])
 def test_claims_about_choices(times, held):
     assert [*choices.claims(frame_of(*(("ieee", one) for one in times))).values()] == held
 

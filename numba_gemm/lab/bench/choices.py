@@ -19,7 +19,7 @@ from numba_gemm.gemm import heuristics
 from numba_gemm.gemm.autotune import diverse
 from numba_gemm.gemm.candidate_bench import CandidateBench
 from numba_gemm.gemm.compile_progress import fetch_with_progress
-from numba_gemm.gemm.fp32_auto import AUTO_K, AUTO_PRECISION
+from numba_gemm.gemm.fp32_auto import AUTO_K, AUTO_PRECISION, product_for, resolved
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.gemm.precision import FP32_AUTO, IEEE, KNOWN, STAGES, tensor_stage
 from numba_gemm.gemm.request import Request, checked
@@ -47,29 +47,34 @@ def host_matrix(rows: int, cols: int, stored: str, aligned: bool) -> np.ndarray:
     return values if stored == "N" else values.T
 
 
-def request_of(m: int, n: int, k: int, layout: str, aligned: bool, precision: str) -> tuple[Request, Product]:
-    """Return the request of a product and its description.
+def request_of(
+    m: int, n: int, k: int, layout: str, aligned: bool, precision: str, gpu: DeviceProperties
+) -> tuple[Request, Product]:
+    """Return the request of a product, as a GPU would be asked for it, and its description.
 
     Operands have layouts alone: those of arrays in host memory, which are not kept, since these would get others on a
     GPU.
     """
     a, b = host_matrix(m, k, layout[0], aligned), host_matrix(k, n, layout[1], aligned)
-    given = checked(a, b, host_matrix(m, n, "N", aligned), 1.0, 0.0, None, "auto", None, (), precision=precision)
+    given = checked(a, b, host_matrix(m, n, "N", aligned), 1.0, 0.0, None, "auto", None, ())
     assert given.out is not None
     left, right, out = (replace(one, kind=ArrayKind(), array=None) for one in (given.a, given.b, given.out))
-    return replace(given, a=left, b=right, out=out), next(given.parts(left, right, out, given.vectors)).product
+    stands_for = resolved(precision, product_for(left, right), gpu)
+    request = replace(given, a=left, b=right, out=out, precision=stands_for)
+    return request, next(request.parts(left, right, out, given.vectors)).product
 
 
-def candidates_of(product: Product, precision: str, gpu: DeviceProperties, most: int, within: float) -> list[Choice]:
-    """Return the candidates to time, first the model's choice; for `fp32_auto`, those of both precisions."""
-    names = [precision]
-    if precision == FP32_AUTO:
-        emulated = product.k >= AUTO_K and tensor_stage(gpu.cc) is STAGES[0]
-        names = [IEEE, AUTO_PRECISION] if emulated else [IEEE]
-    rankings = [heuristics.ranked(heuristics.problem(product, gpu, name)) for name in names]
-    chosen = min((ranked[0] for ranked in rankings), key=lambda one: one.clocks)
-    others = sorted((one for ranked in rankings for one in ranked), key=lambda one: one.clocks)
-    return diverse([chosen, *(one for one in others if one.clocks <= within * chosen.clocks)], most)
+def candidates_of(
+    product: Product, precision: str, asked: str, gpu: DeviceProperties, most: int, within: float
+) -> list[Choice]:
+    """Return the candidates to time, first the model's choice; if `fp32_auto` was asked for, of both precisions."""
+    ranked = heuristics.ranked(heuristics.problem(product, gpu, precision))
+    others = ranked[1:]
+    if asked == FP32_AUTO and product.k >= AUTO_K and tensor_stage(gpu.cc) is STAGES[0]:
+        (other,) = {IEEE, AUTO_PRECISION} - {precision}
+        others += heuristics.ranked(heuristics.problem(product, gpu, other))
+    near = (one for one in others if one.clocks <= within * ranked[0].clocks)
+    return diverse([ranked[0], *sorted(near, key=lambda one: one.clocks)], most)
 
 
 def choices(
@@ -96,18 +101,18 @@ def choices(
     device = current_device()
     gpu = device_properties(device)
     drawn = dict.fromkeys(random_cases(shapes, seed, high))
-    cases = [(*shape, layout, aligned, one) for shape, layout, aligned in drawn for one in precisions]
+    cases = [(*shape, layout, aligned, one) for shape, layout, aligned in drawn for one in dict.fromkeys(precisions)]
     if not SIMULATOR:
         kernels = dict[Kernel, None]()
         for case in cases:
-            request, product = request_of(*case)
-            for choice in candidates_of(product, case[-1], gpu, most, within):
+            request, product = request_of(*case, gpu)
+            for choice in candidates_of(product, request.precision, case[-1], gpu, most, within):
                 kernels |= dict.fromkeys(choice.kernels(product, gpu.gpu))
         fetch_with_progress([(kernel, gpu.cc) for kernel in kernels], None, False)
     rows = list[dict[str, Any]]()
     for case in cases:
-        request, product = request_of(*case)
-        found = candidates_of(product, case[-1], gpu, most, within)
+        request, product = request_of(*case, gpu)
+        found = candidates_of(product, request.precision, case[-1], gpu, most, within)
         for choice, us in timed(request, product, found, rounds):
             row: dict[str, Any] = dict(zip(PRODUCT, case)) | {"by": choice.precision}
             row |= {"stage": choice.stage.name, "config": choice.config.name}
@@ -127,16 +132,21 @@ def timed(request: Request, product: Product, found: Sequence[Choice], rounds: i
         bench.make_room(found)
         right = [one for one in found if bench.checked(one) is not None]
         if not right or right[0] is not found[0]:
-            raise RuntimeError(f"the choice for {request.shape} in {request.precision} cannot be run, or is wrong")
+            raise RuntimeError(f"the choice for {request.shape} in {request.precision} cannot be run")
+        if len(right) == 1 < len(found):
+            raise RuntimeError(
+                f"for {request.shape} in {request.precision}, no other candidate's result is the choice's"
+            )
         return list(zip(right, bench.timed(right, 1 if SIMULATOR else rounds)))
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row per precision.
 
-    ``slower_mean`` and ``slower_worst`` are the choice's time over that of the fastest candidate; ``expected_error`` is
-    the root mean square of the logarithm of expected over measured time.
+    Of the products with several candidates, ``slower_mean`` and ``slower_worst`` are the choice's time over that of the
+    fastest; ``expected_error`` is the root mean square of the logarithm of expected over measured time.
     """
+    frame = frame[frame.groupby(PRODUCT)["us"].transform("size") > 1]
     products = frame.groupby(PRODUCT, sort=False)
     chosen = frame[frame["chosen"]].set_index(PRODUCT)
     slower = chosen["us"] / products["us"].min()

@@ -4,7 +4,7 @@
 `gemm.ladder_rates`; nothing is written. Each parameter in turn is raised and lowered, and keeps a value that makes the
 loss smaller; steps become shorter. The loss of a product is the logarithm of its choice's time over that of the fastest
 candidate, and the mean square of that of expected over measured time, in which faster candidates count more. JSON files
-beside the CSV files name the GPUs.
+beside the CSV files name the GPUs; with ``NUMBA_ENABLE_CUDASIM=1``, none is needed.
 """
 
 import argparse
@@ -34,7 +34,7 @@ CONSTANTS = (
 )
 FIELDS = ("efficiency", "alone", "floats", "first")  # of a rate
 STEPS = (0.1, 0.03, 0.01)  # relative, of parameters
-HELD_OUT = 4  # every so many products are not fitted to
+HELD_OUT = 4  # one of so many products is not fitted to
 
 RateKey = tuple[str | int, ...]
 Candidate = tuple[str, str, tuple[int, int] | None, bool]  # stage, configuration, blocks and whole tiles, swapped
@@ -63,13 +63,15 @@ def read(path: Path) -> list[Measured]:
     clock_hz, bandwidth = gpu["max_clock_mhz"] * 1e6, gpu["bandwidth_gb_s"] * 1e9
     device = DeviceProperties(gpu["name"], cc, gpu["multiprocessors"], clock_hz, 0, gpu["l2_bytes"], bandwidth)
     frame = pd.read_csv(path)
+    frame = frame.reindex(columns=list(dict.fromkeys([*frame, "blocks", "whole"]))).dropna(subset=["us"])
     found = []
     for _, rows in frame[frame["precision"] == IEEE].groupby(PRODUCT, sort=False):
         us, records = dict[Candidate, float](), rows.to_dict("records")
         for row in records:
             partition = None if math.isnan(row["blocks"]) else (int(row["blocks"]), int(row["whole"]))
             us[row["stage"], row["config"], partition, row["swapped"]] = row["us"]
-        _, product = request_of(*(records[0][name] for name in PRODUCT))
+        m, n, k, layout, aligned, _ = (records[0][name] for name in PRODUCT)
+        _, product = request_of(m, n, k, layout, aligned, IEEE, device)
         found.append(Measured(heuristics.problem(product, device), us))
     return found
 
@@ -165,6 +167,11 @@ def improve(parameter: Parameter, step: float, products: Sequence[Measured], los
     parameter.write(start)
 
 
+def is_held_out(wanted: Problem) -> bool:
+    """Return True for a product that is not fitted to, in any file."""
+    return (wanted.m + wanted.n + wanted.k) % HELD_OUT == 0
+
+
 def described(products: Sequence[Measured]) -> str:
     """Describe how well the model chooses."""
     found = slower(products)
@@ -180,7 +187,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1800.0, help="most time to take (default: 1800)")
     given = parser.parse_args()
     products = [one for path in given.files for one in read(path)]
-    fitted, held_out = [one for i, one in enumerate(products) if i % HELD_OUT], products[::HELD_OUT]
+    fitted, held_out = ([one for one in products if is_held_out(one.wanted) == out] for out in (False, True))
+    if not (fitted and held_out):
+        parser.error(f"the files have too few products in {IEEE}; expected some to fit to, and some to hold out")
     print(f"before: {described(fitted)}; held out: {described(held_out)}")
     fit(fitted, given.seconds)
     for parameter in PARAMETERS:
