@@ -150,8 +150,7 @@ class Costs:
             sums, in_lanes = config.TM * config.TN, config.lanes_k > 1
             full += (COMPENSATING_LANES if in_lanes else COMPENSATING) * config.BM * config.BN * config.BK / lanes
             finishing = config.lanes_k * (config.BM * config.BN / WIDENED + WIDE_SUM) if in_lanes else 0.0
-            by_registers = REGISTERS // (config.threads * (96 + 2 * sums))  # about
-            resident = max(1, min(rate.resident, by_registers))
+            resident = min(rate.resident, REGISTERS // (config.threads * (96 + 2 * sums)))  # about, of registers
             if not in_lanes and sums >= 32:
                 resident = min(resident, MOST_COMPENSATED)
             alone = rate.alone + (0 if in_lanes else COMPENSATING_ALONE * sums)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.problems import PROPERTIES
 
 from numba_gemm.gemm import ladder_heuristics
 from numba_gemm.gemm.cost_model import LAUNCH, Costs, memory_clocks
@@ -67,18 +68,17 @@ def test_more_work_is_never_predicted_faster(m, n, k, matrices, vectors, stores_
         assert one <= clocks(costs, *larger, matrices)
 
 
-FLAGS = ("aligned", "vectors", "a_along", "b_along", "a_vectors", "b_vectors", "c_vectors", "by_columns", "epilogue")
 problems = st.builds(
-    lambda cc, **fields: Problem(cc=cc, **fields),
+    lambda **given: Problem(**given),
     m=extents,
     n=st.one_of(st.integers(1, 40), extents),
     k=extents,
-    matrices=matrices,
     precision=st.sampled_from(["ieee", "ieee", "bf16x6"]),
     cc=st.sampled_from([(9, 0), (8, 0), (8, 9), (12, 0)]),
     sm_count=st.integers(1, 300),
     memory_bandwidth=st.sampled_from([0.0, 4.8e12, 1e12, 5e10]),
-    **{name: st.booleans() for name in FLAGS},
+    **{name: st.booleans() for name in ("a_vectors", "b_vectors", "c_vectors")},
+    **PROPERTIES,
 )
 UNALIGNED = dict.fromkeys(("aligned", "vectors", "a_vectors", "b_vectors", "c_vectors", "c_pairs"), False)
 
@@ -99,6 +99,13 @@ def test_candidates_that_are_not_timed_are_not_the_fastest(wanted):
         assert least <= fastest[0]
         limited = ladder_heuristics._timed(costs, tiles, k_tiles, bound, wanted.aligned, fastest[0])
         assert min(limited) == fastest
+
+
+@pytest.mark.parametrize(("epilogue", "considered"), [(False, False), (True, True)])
+def test_tiles_that_a_thin_c_hardly_fills(epilogue, considered):
+    """They are left out where `thin` takes the product as is and as the transpose, which an epilogue forbids."""
+    wanted = Problem(1, 4096, 4096, epilogue=epilogue)
+    assert any(one.stage is STAGES["stream_k"] for one in ranked_ladder(wanted)) == considered
 
 
 def test_unaligned_operands_of_stages_without_schedules_take_longer():

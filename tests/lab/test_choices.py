@@ -1,6 +1,7 @@
 """Candidates of random products: which are timed, and what their times say of the choice."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ from numba_gemm.gemm import candidate_bench, fp32_auto, heuristics
 from numba_gemm.gemm import precision as precisions
 from numba_gemm.gemm.precompile import model_of
 from numba_gemm.kernels.product import dense
-from numba_gemm.lab.bench import choices
+from numba_gemm.lab.bench import choices, random_products
 from numba_gemm.runtime.device import device_properties
 
 H100 = dataclasses.replace(model_of((9, 0)), memory_bandwidth=3.35e12)
@@ -19,20 +20,40 @@ H100 = dataclasses.replace(model_of((9, 0)), memory_bandwidth=3.35e12)
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("stored", ["N", "T"])
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (5, 8), (64, 33), (300, 500)])
-def test_operands_have_the_layout_that_is_asked_for(rows, cols, stored, aligned):
-    found = choices.host_matrix(rows, cols, stored, aligned)
-    assert found.shape == (rows, cols)
-    x = found if stored == "N" else found.T
-    assert x.strides[1] == 4
-    assert x.strides[0] >= 4 * x.shape[1]
-    assert (x.ctypes.data % 16, x.strides[0] % 16 == 0) == ((0, True) if aligned else (4, False))
+def test_operands_are_laid_out_as_those_of_random_products(rows, cols, stored, aligned):
+    found = choices.operand("a", rows, cols, stored, aligned)
+    generator = SimpleNamespace(randn=lambda count, **_: torch_like(count))
+    matrix = random_products.matrix(generator, None, aligned, rows, cols, stored)
+    assert (found.shape, found.strides) == (matrix.shape, matrix.strides)
+    assert found.pointer == matrix.offset
+
+
+def torch_like(count):
+    """Return a vector with the methods of PyTorch's that `random_products.matrix` calls, and an offset in bytes."""
+    memory = np.empty(count, np.float32).view(Tensor)
+    memory.start = memory.ctypes.data
+    return memory
+
+
+class Tensor(np.ndarray):
+    start = 0
+
+    def __array_finalize__(self, other):
+        self.start = getattr(other, "start", 0)
+
+    def view(self, *extents):
+        return self.reshape(extents) if isinstance(extents[0], int) else super().view(*extents)
+
+    @property
+    def offset(self):
+        return self.ctypes.data - self.start
 
 
 @pytest.mark.parametrize("precision", ["ieee", "bf16x6", "tf32", "fp32_auto"])
 @pytest.mark.parametrize("shape", [(1, 4096, 4096), (4096, 4096, 1024), (100, 200, 3000), (4096, 4096, 64)])
 def test_the_choice_is_the_first_candidate(monkeypatch, precision, shape):
     monkeypatch.setattr(precisions, "SIMULATOR", False)
-    request, product = choices.request_of(*shape, "NT", True, precision, H100)
+    request, product = choices.product_of(*shape, "NT", True, precision, H100)
     found = choices.candidates_of(product, request.precision, precision, H100, 9, 1.6)
     assert found[0] == heuristics.best(heuristics.problem(product, H100, request.precision))
     assert found[0].precision == request.precision
@@ -44,9 +65,9 @@ def test_the_choice_is_the_first_candidate(monkeypatch, precision, shape):
     ("shape", "layout", "aligned"), [((16423, 15993, 335), "TN", True), ((293, 16022, 1012), "NT", False)]
 )
 def test_fp32_auto_stands_for_what_a_call_computes_in(monkeypatch, shape, layout, aligned):
-    """Which is decided as for a new C, also where the other precision is expected to write this C sooner."""
+    """A call decides as for a new C, also where the other precision is expected to write this C sooner."""
     monkeypatch.setattr(precisions, "SIMULATOR", False)
-    request, product = choices.request_of(*shape, layout, aligned, "fp32_auto", H100)
+    request, product = choices.product_of(*shape, layout, aligned, "fp32_auto", H100)
     new = product._replace(c=dense("N", *shape[:2]))
     assert request.precision == fp32_auto.resolved("fp32_auto", new, H100)
     found = choices.candidates_of(product, request.precision, "fp32_auto", H100, 100, 9.0)
@@ -56,58 +77,57 @@ def test_fp32_auto_stands_for_what_a_call_computes_in(monkeypatch, shape, layout
 
 def test_short_sums_keep_the_error_of_float32_in_float32_alone(monkeypatch):
     monkeypatch.setattr(precisions, "SIMULATOR", False)
-    request, product = choices.request_of(1000, 1000, 64, "NN", True, "fp32_auto", H100)
+    request, product = choices.product_of(1000, 1000, 64, "NN", True, "fp32_auto", H100)
     found = choices.candidates_of(product, request.precision, "fp32_auto", H100, 100, 9.0)
     assert {one.precision for one in found} == {"ieee"}
 
 
-def case_of(monkeypatch, launched):
-    """Return a small product and two candidates, which `launched` launches."""
-    monkeypatch.setattr(candidate_bench, "launch_choice", launched)
+@pytest.fixture
+def case():
+    """A small product and three candidates."""
     gpu = device_properties(0)
-    request, product = choices.request_of(5, 6, 7, "NN", True, "ieee", gpu)
+    request, product = choices.product_of(5, 6, 7, "NN", True, "ieee", gpu)
     found = choices.candidates_of(product, "ieee", "ieee", gpu, 3, 100.0)
     assert len(found) == 3
     return request, product, found
 
 
-@pytest.mark.simulator
-def test_a_choice_that_others_do_not_confirm_is_an_error(monkeypatch):
-    launch, done = candidate_bench.launch_choice, []
+@pytest.fixture
+def wrong(monkeypatch):
+    """A list: candidates in it write a wrong element."""
+    launch, found = candidate_bench.launch_choice, []
 
-    def wrong(product, choice, alpha, a, b, beta, c, *others):
+    def launched(product, choice, alpha, a, b, beta, c, *others):
         launch(product, choice, alpha, a, b, beta, c, *others)
-        done.append(choice)
-        if choice == done[0]:
+        if choice in found:
             c.owner[0, 0] += 1
 
-    case = case_of(monkeypatch, wrong)
+    monkeypatch.setattr(candidate_bench, "launch_choice", launched)
+    return found
+
+
+@pytest.mark.simulator
+def test_a_choice_that_no_other_candidate_confirms_is_an_error(case, wrong):
+    *_, found = case
+    wrong.append(found[0])
     with (
         pytest.warns(RuntimeWarning, match="differs from the first"),
-        pytest.raises(RuntimeError, match="no other candidate's result"),
+        pytest.raises(RuntimeError, match="and all other candidates have different results"),
     ):
         choices.timed(*case, 1)
 
 
 @pytest.mark.simulator
-def test_a_candidate_that_is_wrong_is_left_out(monkeypatch):
-    launch, done = candidate_bench.launch_choice, []
-
-    def wrong(product, choice, alpha, a, b, beta, c, *others):
-        launch(product, choice, alpha, a, b, beta, c, *others)
-        done.append(choice)
-        if len(done) == 2:
-            c.owner[0, 0] += 1
-
-    request, product, found = case_of(monkeypatch, wrong)
+def test_a_candidate_that_is_wrong_is_left_out(case, wrong):
+    *_, found = case
+    wrong.append(found[1])
     with pytest.warns(RuntimeWarning, match="differs from the first"):
-        right = choices.timed(request, product, found, 1)
-    assert [one for one, _ in right] == [found[0], found[2]]
+        assert [one for one, _ in choices.timed(*case, 1)] == [found[0], found[2]]
 
 
 @pytest.mark.simulator
-def test_a_choice_that_cannot_run_is_an_error(monkeypatch):
-    request, product, found = case_of(monkeypatch, candidate_bench.launch_choice)
+def test_a_choice_that_cannot_run_is_an_error(case, monkeypatch):
+    *_, found = case
     prepare = candidate_bench.CandidateBench._prepare
 
     def fails(bench, choice):
@@ -116,15 +136,11 @@ def test_a_choice_that_cannot_run_is_an_error(monkeypatch):
         prepare(bench, choice)
 
     monkeypatch.setattr(candidate_bench.CandidateBench, "_prepare", fails)
-    with pytest.warns(RuntimeWarning, match="no registers"), pytest.raises(RuntimeError, match="cannot be run"):
-        choices.timed(request, product, found, 1)
-
-
-@pytest.mark.simulator
-def test_another_product_is_not_measured(monkeypatch):
-    request, product, found = case_of(monkeypatch, candidate_bench.launch_choice)
-    with pytest.raises(RuntimeError, match="is measured instead of"):
-        choices.timed(request, product._replace(c=dense("T", 5, 6)), found, 1)
+    with (
+        pytest.warns(RuntimeWarning, match="no registers"),
+        pytest.raises(RuntimeError, match=r"the model's choice, .*, cannot run"),
+    ):
+        choices.timed(*case, 1)
 
 
 def frame_of(*products):

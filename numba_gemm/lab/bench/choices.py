@@ -1,4 +1,4 @@
-"""Whether the models choose well: candidates for random products, timed in turn on the same operands.
+"""Quality of the models' choices: candidates for random products, timed in turn on the same operands.
 
 For each product and precision, the candidates that the model expects to take little longer than its choice are checked
 against each other on integers, whose sums are exact, and then timed by replays of CUDA graphs, as `autotune` does. The
@@ -7,14 +7,13 @@ shapes are not those that the model was fitted to, unless the seed is.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from numba_gemm.arrays import ArrayKind
-from numba_gemm.device.units import ceil_div
+from numba_gemm.arrays import ArrayKind, Operand
+from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.gemm import heuristics
 from numba_gemm.gemm.autotune import diverse
 from numba_gemm.gemm.candidate_bench import CandidateBench
@@ -22,10 +21,10 @@ from numba_gemm.gemm.compile_progress import fetch_with_progress
 from numba_gemm.gemm.fp32_auto import AUTO_K, AUTO_PRECISION, product_for, resolved
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.gemm.precision import FP32_AUTO, IEEE, KNOWN, STAGES, tensor_stage
-from numba_gemm.gemm.request import Request, checked
-from numba_gemm.kernels.product import Product
+from numba_gemm.gemm.request import Request
+from numba_gemm.kernels.product import FLOAT32, Layout, Product
 from numba_gemm.kernels.step import Kernel
-from numba_gemm.lab.bench.random_products import random_cases
+from numba_gemm.lab.bench.random_products import pitch, random_cases
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties
@@ -37,31 +36,27 @@ LIMITS = (("slower_mean", "on average", 1.03), ("slower_worst", "at worst", 1.15
 PRODUCT = ["m", "n", "k", "layout", "aligned", "precision"]
 
 
-def host_matrix(rows: int, cols: int, stored: str, aligned: bool) -> np.ndarray:
-    """Return an uninitialised matrix, or with "T" the transpose of one, with aligned rows or an odd pitch."""
-    down, across = (rows, cols) if stored == "N" else (cols, rows)
-    pitch = 4 * ceil_div(across, 4) if aligned else across // 2 * 2 + 1
-    flat = np.empty(down * pitch + 8, np.float32)
-    first = -flat.ctypes.data % 16 // 4 + (0 if aligned else 1)
-    values = flat[first : first + down * pitch].reshape(down, pitch)[:, :across]
-    return values if stored == "N" else values.T
+def operand(name: str, rows: int, cols: int, stored: str, aligned: bool) -> Operand:
+    """Return an operand without memory, as `random_products.matrix` lays one out."""
+    step = FLOAT32_BYTES * pitch(cols if stored == "N" else rows, aligned)
+    strides = (step, FLOAT32_BYTES) if stored == "N" else (FLOAT32_BYTES, step)
+    return Operand(name, ArrayKind(), None, FLOAT32, (rows, cols), strides, 0 if aligned else FLOAT32_BYTES)
 
 
-def request_of(
+def product_of(
     m: int, n: int, k: int, layout: str, aligned: bool, precision: str, gpu: DeviceProperties
 ) -> tuple[Request, Product]:
-    """Return the request of a product, as a GPU would be asked for it, and its description.
-
-    Operands have layouts alone: those of arrays in host memory, which are not kept, since these would get others on a
-    GPU.
-    """
-    a, b = host_matrix(m, k, layout[0], aligned), host_matrix(k, n, layout[1], aligned)
-    given = checked(a, b, host_matrix(m, n, "N", aligned), 1.0, 0.0, None, "auto", None, ())
-    assert given.out is not None
-    left, right, out = (replace(one, kind=ArrayKind(), array=None) for one in (given.a, given.b, given.out))
-    stands_for = resolved(precision, product_for(left, right), gpu)
-    request = replace(given, a=left, b=right, out=out, precision=stands_for)
-    return request, next(request.parts(left, right, out, given.vectors)).product
+    """Return the request of a product on the current device, and its description on a GPU."""
+    a, b = operand("a", m, k, layout[0], aligned), operand("b", k, n, layout[1], aligned)
+    c, new = operand("out", m, n, "N", aligned), product_for(a, b)
+    precision = resolved(precision, new, gpu)
+    request = Request(
+        *(a, b, c, None, [], None, (a.shape, b.shape), c.shape, k, 1.0, 0.0, "auto", precision),
+        device=current_device(),
+        stream=None,
+    )
+    row_stride, col_stride = c.strides
+    return request, new._replace(c=Layout(m, n, row_stride, col_stride, c.pointer))
 
 
 def candidates_of(
@@ -105,13 +100,13 @@ def choices(
     if not SIMULATOR:
         kernels = dict[Kernel, None]()
         for case in cases:
-            request, product = request_of(*case, gpu)
+            request, product = product_of(*case, gpu)
             for choice in candidates_of(product, request.precision, case[-1], gpu, most, within):
                 kernels |= dict.fromkeys(choice.kernels(product, gpu.gpu))
         fetch_with_progress([(kernel, gpu.cc) for kernel in kernels], None, False)
     rows = list[dict[str, Any]]()
     for case in cases:
-        request, product = request_of(*case, gpu)
+        request, product = product_of(*case, gpu)
         found = candidates_of(product, request.precision, case[-1], gpu, most, within)
         for choice, us in timed(request, product, found, rounds):
             row: dict[str, Any] = dict(zip(PRODUCT, case)) | {"by": choice.precision}
@@ -127,16 +122,14 @@ def timed(request: Request, product: Product, found: Sequence[Choice], rounds: i
     """Check candidates against each other; return those that are right, with microseconds of a product."""
     with nullcontext() if SIMULATOR else device_scope(request.device), ExitStack() as memory:
         bench = CandidateBench(request, memory)
-        if bench.part.product != product:
-            raise RuntimeError(f"{bench.part.product} is measured instead of {product}")
+        assert bench.part.product == product
         bench.make_room(found)
         right = [one for one in found if bench.checked(one) is not None]
+        said = f"{request.shape}, K = {request.k}, in {request.precision}: the model's choice, {found[0].config.name},"
         if not right or right[0] is not found[0]:
-            raise RuntimeError(f"the choice for {request.shape} in {request.precision} cannot be run")
+            raise RuntimeError(f"{said} cannot run")
         if len(right) == 1 < len(found):
-            raise RuntimeError(
-                f"for {request.shape} in {request.precision}, no other candidate's result is the choice's"
-            )
+            raise RuntimeError(f"{said} and all other candidates have different results")
         return list(zip(right, bench.timed(right, 1 if SIMULATOR else rounds)))
 
 

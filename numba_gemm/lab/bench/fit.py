@@ -23,7 +23,7 @@ from numba_gemm.gemm import cost_model, heuristics, ladder_heuristics
 from numba_gemm.gemm.ladder_rates import RATES
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.gemm.problem import Problem
-from numba_gemm.lab.bench.choices import PRODUCT, request_of
+from numba_gemm.lab.bench.choices import PRODUCT, product_of
 from numba_gemm.models.gpu_names import compute_capabilities
 from numba_gemm.runtime.device import DeviceProperties
 
@@ -71,7 +71,7 @@ def read(path: Path) -> list[Measured]:
             partition = None if math.isnan(row["blocks"]) else (int(row["blocks"]), int(row["whole"]))
             us[row["stage"], row["config"], partition, row["swapped"]] = row["us"]
         m, n, k, layout, aligned, _ = (records[0][name] for name in PRODUCT)
-        _, product = request_of(m, n, k, layout, aligned, IEEE, device)
+        _, product = product_of(m, n, k, layout, aligned, IEEE, device)
         found.append(Measured(heuristics.problem(product, device), us))
     return found
 

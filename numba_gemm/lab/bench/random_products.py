@@ -51,12 +51,17 @@ def random_cases(count: int, seed: int, high: int) -> list[tuple[Shape, str, boo
     return cases
 
 
+def pitch(across: int, aligned: bool) -> int:
+    """Return the elements from one row of a stored matrix to the next: whole vectors, or an odd number."""
+    return 4 * ceil_div(across, 4) if aligned else across // 2 * 2 + 1
+
+
 def matrix(torch: Any, generator: Any, aligned: bool, rows: int, cols: int, stored: str) -> Any:
     """Draw a matrix, or with "T" the transpose of a row-major one; its rows are aligned, or have an odd pitch."""
     down, across = (rows, cols) if stored == "N" else (cols, rows)
-    pitch = 4 * ceil_div(across, 4) if aligned else across // 2 * 2 + 1
-    flat = torch.randn(down * pitch + 4, device="cuda", generator=generator)[0 if aligned else 1 :]
-    values = flat[: down * pitch].view(down, pitch)[:, :across]
+    step = pitch(across, aligned)
+    flat = torch.randn(down * step + 4, device="cuda", generator=generator)[0 if aligned else 1 :]
+    values = flat[: down * step].view(down, step)[:, :across]
     return values if stored == "N" else values.T
 
 
