@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 from numba import int32, uint32
 
 from ..simulator.switch import device_function
-from .address import col_step, copy4_or_zero, copy16_of, copy16_or_zero, row_step
+from .address import (
+    col_step,
+    copy4_or_zero,
+    copy16_of,
+    copy16_of_cached,
+    copy16_or_zero,
+    copy16_or_zero_cached,
+    row_step,
+)
 from .units import ceil_div
 
 
@@ -47,12 +55,20 @@ class ChunkLoader(NamedTuple):
 
 @lru_cache(maxsize=64)
 def chunk_loader(
-    access: str, extent: int, bk: int, threads: int, pitch: int, padding: int, any_extent: bool = False
+    access: str,
+    extent: int,
+    bk: int,
+    threads: int,
+    pitch: int,
+    padding: int,
+    any_extent: bool = False,
+    cached: bool = False,
 ) -> ChunkLoader:
     """Return the loader of chunks by `threads` threads; extents are powers of two.
 
-    With `any_extent`, the last vector of a row may be partial.
+    With `any_extent`, the last vector of a row may be partial. If `cached`, vectors come through the L1 cache.
     """
+    copy16, copy16_sized = (copy16_or_zero_cached, copy16_of_cached) if cached else (copy16_or_zero, copy16_of)
     ACROSS = access.startswith("across")
     WIDTH = 4 if access.endswith("4") else 1  # floats per copy
     INNER, OUTER = (extent // WIDTH, bk) if ACROSS else (bk // WIDTH, extent)  # copies along both axes of the chunk
@@ -89,9 +105,9 @@ def chunk_loader(
         if WIDTH == 1:
             copy4_or_zero(tiles, to, x, address, floats > int32(0))
         elif in_full:
-            copy16_or_zero(tiles, to, x, address, floats > int32(0))
+            copy16(tiles, to, x, address, floats > int32(0))
         else:
-            copy16_of(tiles, to, x, address, int32(4 * min(max(floats, int32(0)), int32(4))))
+            copy16_sized(tiles, to, x, address, int32(4 * min(max(floats, int32(0)), int32(4))))
 
     @device_function
     def copies(tiles, tid, to, x, address, row, k, rows, rest, in_full):

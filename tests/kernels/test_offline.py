@@ -170,6 +170,14 @@ def test_compiled_stage_is_what_it_claims(names):
     check(chain.from_iterable(assemble_cases(case, SAME_PTX) for case in aligned), RESOURCES)
 
 
+def test_thin_copies_narrow_columns_through_the_l1_cache():
+    thin = STAGES["thin"]
+    batch = [Case(thin, one, MAIN_CC, True) for one in thin.configs if (one.BM, one.BN) in [(16, 4), (16, 16)]]
+    outcomes = {case.config.BN: code for case, code in compile_cases(batch)}  # B's contiguous axis is n
+    assert outcomes[4]["cached_copies"] > 0
+    assert outcomes[16]["cached_copies"] == 0
+
+
 CHOSEN = {name for name, *_ in RATES}  # stages that "auto" may mean
 SEVERAL = [name for name, stage in STAGES.items() if len(stage.configs) > 1]
 GROUPS = {

@@ -129,7 +129,13 @@ def _described(cubin: Any, shared: int, found: list[Any]) -> Code:
         "opcodes": sass.instruction_mix(found),
         "widths": [[name, bits] for name, bits in sass.access_widths(weak)],
         "ffma_in_loop": loop.count("FFMA") if loop else 0,
+        "cached_copies": sum(_is_cached_copy(instruction.opcode) for instruction in found),
     }
+
+
+def _is_cached_copy(opcode: str) -> bool:
+    """Return True for asynchronous copies of vectors through the L1 cache."""
+    return opcode.startswith("LDGSTS") and ".128" in opcode and "BYPASS" not in opcode
 
 
 def instructions(cubins: list[Any]) -> list[list[Any]]:
