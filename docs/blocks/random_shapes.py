@@ -1,4 +1,4 @@
-"""Blocks of the page of benchmarks: random shapes, and router gates."""
+"""Blocks of the page of benchmarks: random shapes, the models' choices, and router gates."""
 
 from collections.abc import Callable, Mapping
 from statistics import geometric_mean
@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from blocks.published import Published, missed, source
+from numba_gemm.lab.bench import choices as models_choices
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.random_products import LEAST, RANDOM_PRODUCTS, ROUTER_GATES
 from numba_gemm.lab.bench.tables import Table, significant
@@ -48,6 +49,20 @@ def described(row: Mapping[str, Any], ratio: str) -> str:
     """Return a random shape in words, with its ratio."""
     shape = f"{Shape(row['m'], row['n'], row['k'])} {row['layout']}"
     return f"`{shape}{'' if row['aligned'] else ' unaligned'}`: {significant(row[ratio])}"
+
+
+@on_each_gpu
+def choices(found: Published, folder: str) -> str:
+    """Table of the time that the models' choices take over that of the fastest candidate, by precision."""
+    rows, how = found.measured("choices", folder=folder)
+    frame = pd.DataFrame(rows)
+    lines = []
+    for row in models_choices.summary(frame).to_dict("records"):
+        slower = f"{row['slower_mean']:.3f}", f"{row['slower_worst']:.3f}, `{row['worst_case']}`"
+        lines.append([f"`{row['precision']}`", str(row["products"]), str(row["candidates"]), *slower])
+    headers = ["precision", "products", "candidates", "mean", "at worst"]
+    made = Table("", headers, lines, left=[headers[0], headers[-1]]).markdown()
+    return "\n\n".join([f"{how['gpu']['name']}:", made, missed(models_choices.claims(frame)), source(how)])
 
 
 @on_each_gpu

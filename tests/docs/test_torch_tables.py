@@ -101,6 +101,17 @@ def test_random_shapes(found, monkeypatch):
     ]
 
 
+def test_choices(found, monkeypatch):
+    published, add = found
+    monkeypatch.setattr(random_shapes, "FOLDERS", ("",))
+    product = {"m": [1, 1, 2, 2], "n": 5, "k": 6, "layout": "NT", "aligned": [True, True, False, False]}
+    us = {"expected_us": 2.0, "us": [3.0, 2.0, 4.0, 4.0], "chosen": [True, False, True, False]}
+    add("choices", **product, precision="ieee", **us)
+    text = random_shapes.choices(published)
+    assert lines(text) == ["| `ieee` | 2 | 4 | 1.250 | 1.500, `1x5x6 NT` |"]
+    assert text.count("- choices in ieee take at most") == 2
+
+
 def test_router_gates_of_two_runs(found, monkeypatch):
     published, add = found
     monkeypatch.setattr(random_shapes, "FOLDERS", ("", "."))
