@@ -249,7 +249,7 @@ def tensor_ladder(found: Published) -> str:
     whole = rows[stages[-1]]["median_us"] + decomposition
     return (
         f"`{some['precision']}` at {shape}, the product alone, in turns: decomposition takes "
-        f"{number(decomposition, 0)} us more, {number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. "
+        f"{number(decomposition, 0)} us more, {number(100 * decomposition / whole, 0)} % of both together. "
         f"Errors over |A| @ |B|, of positive operands:\n\n{made.markdown()}\n\n"
         f"{source(how)}"
     )

@@ -257,7 +257,7 @@ class TestReadme:
         assert cells["`bulk_copies`"] == ["100.0", "2.50", "1.25x", "1e-08", "1e-07"]
         assert cells["`one_warp` in `bf16`"] == ["4.0", "0.10", "–", "1e-08", "1e-07"]
         assert cells["`one_warpgroup`"] == ["80.0", "2.00", "–", "1e-08", "1e-07"]
-        assert "100 us more, 50 % of `persistent`'s time" in made
+        assert "100 us more, 50 % of both together" in made
         assert "| `bf16x6` | NaN in rows of A | 1.50 | 96.00 |" in made
         assert "| `bf16x6` | infinity in columns of B | 1.50 | 96.00 |" in made
         assert made.count("take at most 2 times as long") == 2
