@@ -70,9 +70,9 @@ def tiled_sgemm(
         Arithmetic of the product; by default that of a prepared operand, else "ieee". "ieee": float32 multiply-adds, on
         any GPU. The others use tensor cores, from compute capability 8.0 on, and "bf16x6" on 9.0 also compensated
         float32 sums: "bf16x6" and "bf16x9" decompose each element into three BF16 numbers and have errors like those of
-        float32 sums or smaller, over float32's range, from K = 256 and K = 1024 on; "tf32x3" (two TF32) and "fp16x3"
-        (two FP16, scaled by row and column) are less accurate for sums of one sign; "bf16x3" (two BF16) keeps 16 bits
-        of each element; "tf32" and "bf16" round the elements.
+        float32 sums or smaller, over float32's range, from K = 256 ("bf16x6") and K = 1024 ("bf16x9") on; "tf32x3" (two
+        TF32) and "fp16x3" (two FP16, scaled by row and column) are less accurate for sums of one sign; "bf16x3" (two
+        BF16) keeps 16 bits of each element; "tf32" and "bf16" round the elements.
         "fp32_auto" is the fastest precision whose stated error and range are no worse than those of "ieee", if no
         element but 0 is below 2^-109. A named stage computes in its own `Stage.precisions` only. Names of JAX, PyTorch
         and cuBLAS for the same arithmetic are accepted, too. See docs/precision.md.
@@ -111,7 +111,8 @@ def tiled_sgemm(
         ``beta != 0`` without `out` and `c`; operands on several devices; a PyTorch tensor that requires grad while grad
         mode is enabled, or has a forward-mode tangent; an unknown stage or precision, or one that the GPU cannot run; a
         stage that does not compute in the precision, or takes no epilogue; vectors without an epilogue; a K beyond
-        2**30 with an epilogue or on tensor cores.
+        2**30 with an epilogue or in another precision than "ieee"; a prepared operand that is passed for the other
+        one, in another precision, or after its array has changed.
     GpuUnavailable
         Without a GPU, unless Numba's simulator is on (NUMBA_ENABLE_CUDASIM=1).
 

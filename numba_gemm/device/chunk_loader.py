@@ -66,7 +66,8 @@ def chunk_loader(
 ) -> ChunkLoader:
     """Return the loader of chunks by `threads` threads; extents are powers of two.
 
-    With `any_extent`, the last vector of a row may be partial. If `cached`, vectors come through the L1 cache.
+    With `any_extent`, the last vector of a row may be partial; else rows consist of whole vectors. If `cached`, vectors
+    come through the L1 cache.
     """
     copy16, copy16_sized = (copy16_or_zero_cached, copy16_of_cached) if cached else (copy16_or_zero, copy16_of)
     ACROSS = access.startswith("across")
@@ -74,9 +75,9 @@ def chunk_loader(
     INNER, OUTER = (extent // WIDTH, bk) if ACROSS else (bk // WIDTH, extent)  # copies along both axes of the chunk
     COPIES = ceil_div(INNER * OUTER, threads)  # per thread
     EVEN = INNER * OUTER % threads == 0
-    RUN = max(1, INNER // threads)  # of these, along the inner axis
-    PASS = threads * WIDTH  # floats from one of these to the next
-    NEXT = max(1, threads // INNER)  # places along the outer axis from one to the next
+    RUN = max(1, INNER // threads)  # copies per thread along the inner axis
+    PASS = threads * WIDTH  # floats between these
+    NEXT = max(1, threads // INNER)  # places between a thread's copies along the outer axis
     FOUR_K = 4 * extent + padding
 
     @device_function
@@ -95,13 +96,13 @@ def chunk_loader(
         """Bytes from the start of a chunk to the i-th place along the outer axis, `first` being those to the first."""
         if not ACROSS:
             return uint32(first + 4 * pitch * NEXT * i)
-        # a thread's first k is below `NEXT`, which divides four or is a multiple: i alone tells the padding on the way
+        # a thread's first k is below `NEXT`, which divides 4 or is a multiple of 4: i alone tells the padding
         k = uint32(NEXT * i)
         return uint32(first + uint32(4 * extent) * k + uint32(4 * padding) * uint32(k // uint32(4)))
 
     @device_function
     def start(tiles, to, x, address, floats, in_full):
-        """Start a copy of so many floats of a row, up to `WIDTH`, followed by zeros; `in_full` if it is all or none."""
+        """Start a copy of so many floats of a row, up to `WIDTH`, and zeros; `in_full` if these are all or none."""
         if WIDTH == 1:
             copy4_or_zero(tiles, to, x, address, floats > int32(0))
         elif in_full:
@@ -134,7 +135,7 @@ def chunk_loader(
         """Start copying a chunk of which `rows` rows and `rest` k exist, and zeros in place of the others."""
         if not any_extent or WIDTH == 1 or (rows if ACROSS else rest) >= int32(INNER * WIDTH):
             copies(tiles, tid, to, x, address, row, k, rows, rest, True)
-        else:  # sizes of copies that differ take several instructions each
+        else:  # copies of different sizes take several more instructions each
             copies(tiles, tid, to, x, address, row, k, rows, rest, False)
 
     return ChunkLoader(ACROSS, FOUR_K, 4 * (FOUR_K * bk // 4 if ACROSS else pitch * extent), place, position, fetch)

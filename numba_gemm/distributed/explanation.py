@@ -179,6 +179,10 @@ def explain(
     links = tuple(bandwidth) if isinstance(bandwidth, Sequence) else (bandwidth,) * dims
     if len(links) != dims:
         raise ValueError(f"bandwidth has {len(links)} numbers and the mesh {dims} dimensions; pass one per dimension")
+    if not all(one > 0 for one in (*links, 1 if flops is None else flops)):
+        raise ValueError(f"bandwidth is {bandwidth} and flops {flops}; expected positive numbers")
+    if panel is not None:
+        index("panel", panel, 1)
     division = divide(found, extents, x, y, shards((m, k), x, extents), shards((k, n), y, extents))
     rates = Rates(product_flops(precision) if flops is None else flops, links=(links[0], links[-1]))
     if index("hosts", hosts) < 1:

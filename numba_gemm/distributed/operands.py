@@ -117,9 +117,7 @@ def checked(
     if any(divided) and not all(divided):
         raise TypeError("some operands are DTensors and others are not; expected either; pass tensors of one kind")
     alpha, beta, precision = real("alpha", alpha), real("beta", beta), canonical(precision)
-    panel = None if panel is None else min(index("panel", panel), MOST_ELEMENTS)
-    if panel == 0:
-        raise ValueError("panel is 0; expected a positive number of elements; pass None to have it chosen")
+    panel = None if panel is None else min(index("panel", panel, 1), MOST_ELEMENTS)
     if beta != 0 and out is None:
         raise ValueError(f"beta is {beta} and out is not given; expected C in out; pass out, or beta=0")
     if any(divided):

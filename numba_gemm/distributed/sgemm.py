@@ -66,8 +66,8 @@ def distributed_sgemm(
         "Replicate"; one, or a sequence with one per dimension of the mesh. By default A and B are divided by rows, on a
         mesh of two dimensions by rows along the first and by columns along the second.
     out_placements : placement or sequence of placements, optional
-        How the result is divided. By default as `out`, if that is a DTensor; else as it is computed with least
-        communication.
+        How the result is divided. By default as `out`, if that is a DTensor; else as it is computed, which follows from
+        the placements of A and B alone (`explain`).
     group : ProcessGroup, optional
         For shards: the ranks, in one dimension. By default all.
     mesh : DeviceMesh, optional
@@ -96,8 +96,8 @@ def distributed_sgemm(
     -----
     The ranks of one host copy to and from each other's memory, and each keeps some (`release_memory` frees it). NCCL
     sends data instead if ranks are on several hosts, for results that every rank is to have as a whole, for products of
-    less than a millisecond, in CUDA graphs that are being captured, and where ranks cannot open each other's memory or
-    have none left.
+    less than a millisecond, in CUDA graphs that are being captured, if the process group has no backend for the CPU,
+    and where ranks cannot open each other's memory or have none left.
 
     The ranks compare their arguments in a small all-gather. With a process group that has a backend for the CPU
     (``init_process_group("cpu:gloo,cuda:nccl")``) the host does not wait for the GPU there, except in a call that needs

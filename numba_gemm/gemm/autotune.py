@@ -143,7 +143,7 @@ def autotune(
         all of one.
     seconds : float
         Approximate duration. The first time, most of it is compilation. No further candidate is begun after half of it,
-        but two are always measured.
+        but two are always measured if there are as many.
 
     Returns
     -------

@@ -31,10 +31,10 @@ class Explanation:
         Largest number of blocks that share a tile; 1 if none is shared.
     a_access, b_access : str
         Access by which tiles of A and of B are loaded: one of `numba_gemm.device.tile_loader.ACCESSES`; "whole",
-        "aligned" or "any" in stages without a schedule; "decomposed", "prepared" or "tensor map" on tensor cores. If
-        the transpose is computed, they refer to its operands.
+        "aligned" or "any" in stages without a schedule. On tensor cores "decomposed", "prepared" or "tensor map", or
+        the access by which a stage reads the operand itself. If the transpose is computed, they refer to its operands.
     c_vectors : bool
-        True if C is written in vectors.
+        True if C is written in vectors of 128 bits.
     swapped : bool
         True if the transpose is computed, ``C.T = B.T @ A.T``.
     copies : Copies

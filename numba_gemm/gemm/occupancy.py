@@ -45,7 +45,7 @@ def occupancy(
     stage : str or Stage
         A stage of `stages`, or its name.
     config : str, TileConfig, WarpgroupConfig or WarpConfig, optional
-        A configuration, or the name of one of the stage's. By default its first.
+        A configuration, or the name of one of the stage's. By default the first that computes in the precision.
     cc : tuple of int, float, int or str, optional
         A compute capability, (9, 0), 9.0, 90, "9.0" or "sm_90"; then no GPU is needed. By default that of `device`.
     device : int, str or device object, optional

@@ -68,11 +68,12 @@ def plan(
         As for `tiled_sgemm`. The epilogue's vectors are passed to the plan.
     layout : str
         Expected layouts of A and B, one letter per matrix: "N" by rows, "T" by columns (a transpose of a matrix by
-        rows). The stage is chosen and its kernel compiled for these. Others are computed correctly too, by the same
-        stage: its kernel for them is compiled at the first call that passes such operands.
+        rows). The stage is chosen and its kernel compiled for these. Others are computed correctly too, in
+        general by the same stage: its kernel for them is compiled at the first call that passes such operands. If the
+        stage does not take them, "auto" chooses another one, and a stage that was named raises a ValueError.
     dtype : str or tuple of str
         Expected data type of A and B, or one of each: "float32", "float16" or "bfloat16". Others that `tiled_sgemm`
-        takes are computed correctly too, but need a `workspace` that is large enough.
+        takes are computed correctly too. A `workspace` must then have room for their conversion.
     workspace : array of shape (elements,), float32, optional
         Contiguous device memory of at least `Plan.workspace_bytes` bytes, which the plan keeps and writes: then its
         calls must follow each other, on one stream. By default every stream has one, allocated when it is first needed.

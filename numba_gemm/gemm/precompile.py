@@ -163,9 +163,10 @@ def precompile(
         runs on, or that the compiler does not know; if no stage computes in one of the precisions; for extents or
         `jobs` that are not positive, or an unknown layout.
     GpuUnavailable
-        Without `cc` and without a GPU.
+        Without a GPU, if `cc` is not given or `recorded` is.
     RuntimeError
-        Under Numba's simulator; without the compiler's libraries; if NUMBA_GEMM_CACHE_DIR switches the cache off.
+        Under Numba's simulator; without the compiler's libraries; if NUMBA_GEMM_CACHE_DIR switches the cache off
+        or cannot be written to.
 
     Examples
     --------

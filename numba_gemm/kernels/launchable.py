@@ -62,9 +62,9 @@ def launchable(
         True for C-contiguous arrays that begin at a multiple of 16 bytes, as those that Numba allocates. If `n` and `k`
         are multiples of 4, the kernel then uses 128-bit accesses. False for arrays of any strides.
     blocks : int, optional
-        Number of blocks that share the tiles of C equally, in `stream_k` and `thin`. Tiles may then be divided along k;
-        the kernel keeps a workspace for the partial sums, and two of its launches must not run at the same time. By
-        default, one block computes each tile.
+        Number of blocks that share the tiles of C equally, in `basic_stream_k`, `stream_k` and `thin`. Tiles may then
+        be divided along k; the kernel keeps a workspace for the partial sums, and two of its launches must not run at
+        the same time. By default, one block computes each tile.
 
     Returns
     -------

@@ -60,9 +60,9 @@ def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, precision: Precis
     RuntimeError
         If `out` is given, a tensor requires grad, and grad mode is enabled.
     NotImplementedError
-        For a tensor with a forward-mode tangent.
+        For a tensor with a forward-mode tangent, and inside transforms of `torch.func` such as `grad`.
     TypeError, ValueError
-        For the operands and precisions that `tiled_sgemm` refuses.
+        For the operands and precisions that `tiled_sgemm` refuses, and for DTensors with `out`.
 
     Examples
     --------
@@ -119,13 +119,15 @@ def addmm(
 ) -> Tensor:
     """Compute ``beta * input + alpha * a @ b``, as `torch.addmm` and `torch.baddbmm` do, in a given precision.
 
-    If `input` is a vector and `beta` is 1, it is added in the kernel.
+    If `input` is a vector, `beta` is 1 and `out` is not given, it is added in the kernel where the stage has epilogues.
 
     Parameters
     ----------
     input : Tensor that can be broadcast to (..., M, N), float32
         Tensor to add; not read if `beta` is 0.
-    a, b, precision
+    a, b : Tensor of shape (..., M, K), Tensor of shape (..., K, N); float32, on a CUDA device
+        Operands with any strides. Batch dimensions are broadcast.
+    precision : str
         As in `matmul`.
     beta, alpha : float
         Factors. Gradients are not computed for them.

@@ -173,6 +173,9 @@ WRONG = {
     "algorithm": ({"mesh": 2, "out": COLS}, "pass one of these results: Shard(0), Replicate"),
     "two dimensions": ({"mesh": (2, 2), "a": (COLS, ROWS)}, "divide rows along the first and columns along the second"),
     "bandwidth": ({"mesh": 2, "bandwidth": (1e9, 1e9)}, "bandwidth has 2 numbers"),
+    "no bandwidth": ({"mesh": 2, "bandwidth": 0.0}, "bandwidth is 0.0 and flops None; expected positive numbers"),
+    "no speed": ({"mesh": 2, "flops": 0.0}, "expected positive numbers"),
+    "panel": ({"mesh": 2, "panel": 0}, "panel is 0; expected 1 or more"),
     "hosts": ({"mesh": 2, "hosts": 0}, "hosts is 0; expected a positive number"),
     "precision": ({"mesh": 2, "precision": "fp64"}, "precision is 'fp64'"),
 }

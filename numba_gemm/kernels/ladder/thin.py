@@ -106,10 +106,10 @@ def build(config, variant):
     place_b, fetch_b, origin_b, b_row, b_k = b_functions
     SLOT = B_START + B_SIZE  # bytes per slot
     SUMS = TM * TN  # per thread
-    SUMS_PITCH = THREADS + 4  # floats between a thread's sums: eight of them are in different banks
+    SUMS_PITCH = THREADS + 4  # floats from one of a thread's sums to the next: eight are in different banks
     RESULTS = ceil_div(BM * BN, THREADS)  # per thread, after the lanes' sums are added
     EVEN = BM * BN % THREADS == 0
-    ENDS = SUMS > 1  # with the last chunk, copies end; where they are all that a thread does, a branch takes longer
+    ENDS = SUMS > 1  # no copies follow the last chunk; with one sum per thread, testing takes longer than copying zeros
     NEWEST = SLOTS - 2  # groups of copies that may be in flight when a chunk is read
     AT_ONCE = max(1, 32 // RESULTS)  # parts of a sum that are read at once, limited by registers
     store = element_store(variant.epilogue)

@@ -1,8 +1,8 @@
 """Quality of the models' choices: candidates for random products, timed in turn on the same operands.
 
-For each product and precision, the candidates that the model expects to take little longer than its choice are checked
-against each other on integers, whose sums are exact, and then timed by replays of CUDA graphs, as `autotune` does. The
-shapes are not those that the model was fitted to, unless the seed is.
+For each product and precision, the candidates that the model expects to take not much longer than its choice are
+checked against each other on integers, whose sums are exact, and then timed by replays of CUDA graphs, as `autotune`
+does. The shapes differ from those that the model was fitted to, unless the seed is the same.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ from numba_gemm.runtime.device import DeviceProperties, current_device, device_p
 from numba_gemm.runtime.driver import device_scope
 from numba_gemm.simulator.switch import SIMULATOR
 
-# Columns of the summary, words about them, and limits: time of the choice over that of the fastest candidate.
+# Columns of the summary, the words of their claims, and limits: the choice's time over that of the fastest candidate.
 LIMITS = (("slower_mean", "on average", 1.03), ("slower_worst", "at worst", 1.15))
 PRODUCT = ["m", "n", "k", "layout", "aligned", "precision"]
 
