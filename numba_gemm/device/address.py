@@ -158,8 +158,7 @@ if SIMULATOR:
         """Start a copy of ``size`` bytes, up to 16, to shared memory; zeros follow up to 16."""
         _begin_copy(array, to, matrix, address, size // 4, 4)
 
-    # The same through the L1 cache, for floats that several blocks of a multiprocessor read.
-    copy16_or_zero_cached, copy16_of_cached = copy16_or_zero, copy16_of
+    copy16_or_zero_cached, copy16_of_cached = copy16_or_zero, copy16_of  # the same, through the L1 cache
 
     def copy4_if(array, to, matrix, address, inside):
         """Start a copy of one float to shared memory if ``inside``."""
@@ -373,8 +372,7 @@ else:
         return intrinsic(start)
 
     copy4_of = _sized_copy(4, "ca")
-    copy16_of = _sized_copy(16, "cg")
-    copy16_of_cached = _sized_copy(16, "ca")
+    copy16_of, copy16_of_cached = _sized_copy(16, "cg"), _sized_copy(16, "ca")
 
     def _copy(size, cache, zeros):
         """Return an intrinsic that copies ``size`` bytes if ``inside``; else zeros if ``zeros``, or nothing."""
@@ -396,7 +394,6 @@ else:
         return intrinsic(start)
 
     copy4_or_zero = _copy(4, "ca", zeros=True)
-    copy16_or_zero = _copy(16, "cg", zeros=True)
-    copy16_or_zero_cached = _copy(16, "ca", zeros=True)
+    copy16_or_zero, copy16_or_zero_cached = (_copy(16, cache, zeros=True) for cache in ("cg", "ca"))
     copy4_if = _copy(4, "ca", zeros=False)
     copy16_if = _copy(16, "cg", zeros=False)
