@@ -76,7 +76,7 @@ def chunk_loader(
     COPIES = ceil_div(INNER * OUTER, threads)  # per thread
     EVEN = INNER * OUTER % threads == 0
     RUN = max(1, INNER // threads)  # copies per thread along the inner axis
-    PASS = threads * WIDTH  # floats between these
+    PASS = threads * WIDTH  # floats from one of them to the next
     NEXT = max(1, threads // INNER)  # places between a thread's copies along the outer axis
     FOUR_K = 4 * extent + padding
 

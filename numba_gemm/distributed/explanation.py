@@ -180,7 +180,9 @@ def explain(
     if len(links) != dims:
         raise ValueError(f"bandwidth has {len(links)} numbers and the mesh {dims} dimensions; pass one per dimension")
     if not all(one > 0 for one in (*links, 1 if flops is None else flops)):
-        raise ValueError(f"bandwidth is {bandwidth} and flops {flops}; expected positive numbers")
+        raise ValueError(
+            f"bandwidth is {bandwidth} and flops {flops}; expected positive numbers; pass byte/s and FLOP/s"
+        )
     if panel is not None:
         index("panel", panel, 1)
     division = divide(found, extents, x, y, shards((m, k), x, extents), shards((k, n), y, extents))
