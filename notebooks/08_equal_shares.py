@@ -551,8 +551,17 @@ narrow = traced(launch_of("thin", a, b, c, Partition(blocks=1, whole=1)))
 draw.who_reads_what(narrow, warp=0)
 
 # %% [markdown]
-# Blocks share tiles here as in `stream_k`, with the same line. If many blocks share a tile, the last block of each
-# group of 16 adds the group's parts, and the last group to end adds the groups' sums.
+# Blocks share tiles here as in `stream_k`, with the same line. But these products take a few microseconds, and of these,
+# a counter takes one or two: the parts are written, the counter is increased, its value comes back, and then the parts
+# are read. So `thin` has no counters. Memory for parts is zero before the launch, and the block with a tile's last part
+# reads it until all others are there. A part that is +0 is written as -0:
+
+# %%
+notebook.source("thin", function="add_published")
+
+# %% [markdown]
+# If many blocks share a tile, the last block of each group of 16 adds the group's parts, and then the last block of all
+# adds the groups' sums. Blocks wait only for blocks of lower indices, which a GPU has started before them.
 
 # %%
 told(**{f"16384 x {n} x 16384": pair(16384, n, 16384) for n in (1, 4, 16)})

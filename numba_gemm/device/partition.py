@@ -2,15 +2,16 @@
 
 The k-tiles of all shared tiles of C form one line, which is cut into as many equal pieces as there are blocks. A piece
 may end in the middle of a tile. The blocks that compute parts of a tile write their partial sums to a workspace, and
-the last of them to arrive adds all parts, or another kernel does so (`apart`). They are always added in the order of k,
-so the result has the same bits every time. No block waits for another. The line comes from Osama et al., "Stream-K:
-Work-Centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU" (2023), arXiv:2301.03598; there,
-one of the blocks waits for the others.
+the last of them to arrive adds all parts, or another kernel does so (`apart`). Then no block waits for another. In
+`thin`, blocks publish their parts (`device.published`), and the block with the last part of a tile waits for the
+others. Parts are always added in the same order, so the result has the same bits every time. The line comes from Osama
+et al., "Stream-K: Work-Centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU" (2023),
+arXiv:2301.03598; there, the block with the first part waits for the others.
 
 A kernel is given a `PartitionArguments`:
 
-- `partials`, `counters`: addresses of the workspace, and of 32-bit counters, one per shared tile or, if that is more,
-  one per block. Counters are zero before a launch and zero again after it;
+- `partials`, `counters`: addresses of the workspace, and of 32-bit counters: one per shared tile or, if that is more,
+  one per block; in `thin`, one per float that is published. Counters are zero before a launch and zero again after it;
 - `whole`: number of tiles of C that are not shared. Block g computes tiles g, g + blocks, ... of these;
 - `base`, `extra`: block g's piece of the line begins at ``g * base + min(g, extra)``;
 - `k_tiles`: k-tiles per tile of C;
@@ -92,7 +93,8 @@ else:
         function = ir.FunctionType(result, [operand.type for operand in operands])
         return builder.asm(function, code, constraints, operands, side_effect=True)
 
-    def _counter(builder, partition, tile):
+    def counter_address(builder, partition, tile):
+        """Return the address of a counter."""
         return builder.add(builder.extract_value(partition, 1), builder.shl(tile, ir.Constant(LONG, 2)))
 
     @intrinsic
@@ -106,7 +108,7 @@ else:
 
         def codegen(context, builder, signature, args):
             code = "atom.acq_rel.gpu.global.add.u32 $0, [$1], 1;"
-            before = _asm(builder, WORD, [_counter(builder, *args)], code, "=r,l,~{memory}")
+            before = _asm(builder, WORD, [counter_address(builder, *args)], code, "=r,l,~{memory}")
             return builder.zext(before, LONG)
 
         return types.int64(partition, types.int64), codegen
@@ -116,9 +118,8 @@ else:
         """Set a shared tile's counter to zero."""
 
         def codegen(context, builder, signature, args):
-            _asm(
-                builder, ir.VoidType(), [_counter(builder, *args)], "st.relaxed.gpu.global.u32 [$0], 0;", "l,~{memory}"
-            )
+            code = "st.relaxed.gpu.global.u32 [$0], 0;"
+            _asm(builder, ir.VoidType(), [counter_address(builder, *args)], code, "l,~{memory}")
             return context.get_dummy_value()
 
         return types.void(partition, types.int64), codegen
@@ -180,8 +181,8 @@ def part_slot(partition, index, lead, q):
 
 @device_function
 def parts_in_group(parts):
-    """Number of parts of a sum that one block adds; the blocks that do so for one sum work side by side."""
-    return uint32(16) if parts <= uint32(256) else uint32(32)
+    """Number of parts of a sum that one block adds, at least 16; a sum has at most 32 such groups."""
+    return max(uint32(16), uint32(uint32(parts + 31) // 32))
 
 
 @device_function

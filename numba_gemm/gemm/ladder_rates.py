@@ -68,7 +68,7 @@ RATES: dict[tuple[str | int, ...], Rate] = {
     ("short_sums", 32, 32, 32): Rate(0.466, alone=588, resident=8, floats=1.23, first=1640),
     # For a C of few columns or few elements.
     ("thin", 1, 1, 512): Rate(0.0983, alone=173, resident=3, floats=2.22, along=True, first=1700),
-    ("thin", 4, 1, 256): Rate(0.0632, alone=159, resident=6, floats=1.96, along=True, first=1440),
+    ("thin", 4, 1, 256): Rate(0.0632, alone=159, resident=6, floats=1.64, along=True, first=1440),
     ("thin", 16, 1, 256): Rate(0.0509, alone=55, resident=2, floats=0, first=1780),
     ("thin", 64, 1, 64): Rate(0.037, alone=47, resident=3, along=False, first=1290),
     ("thin", 4, 4, 512): Rate(0.09, alone=324, resident=2, first=1420),

@@ -39,8 +39,8 @@ def build(
         words = division.words
         vectors: tuple[Any, ...] = ((),) if isinstance(variant, Variant) else ()
         partials = counters = None
-        if division.workspace_bytes:
-            partials = cuda.device_array(division.workspace_bytes // FLOAT32_BYTES, np.float32)
+        if division.counters:
+            partials = cuda.device_array(max(1, division.workspace_bytes // FLOAT32_BYTES), np.float32)
             counters = cuda.to_device(np.zeros(division.counters, np.int32))
 
         def kernel(alpha, a, b, beta, c):  # type: ignore[no-untyped-def]

@@ -131,8 +131,9 @@ def test_divisions_divide_every_k_tile_once(m, n, k, matrices, sm_count, cc):
             assert (of_tiles, of_k) == (whole, whole_k_tiles)
             assert blocks * base + extra == (tiles - whole) * whole_k_tiles
             assert 0 <= extra < blocks
-            assert made.workspace_bytes == 0 or base > 0, "a block without work would leave its part unwritten"
-            assert (made.workspace_bytes == 0) == (made.counters == 0)
+            assert made.counters == 0 or base > 0, "a block without work would leave its part unwritten"
+            published = costs.stage.name == "thin"
+            assert (made.workspace_bytes == 0) == (made.counters == 0 or published)
             assert least <= max(clocks, LAUNCH + in_bytes), "a division below the bound"
 
 

@@ -178,6 +178,14 @@ def test_thin_copies_narrow_columns_through_the_l1_cache():
     assert outcomes[16]["cached_copies"] == 0
 
 
+def test_parts_of_sums_in_thin_meet_without_counters():
+    thin = STAGES["thin"]
+    config = next(one for one in thin.configs if (one.BM, one.BN) == (32, 16))
+    ((_, code),) = compile_cases([Case(thin, config, MAIN_CC, True)])
+    assert not {"ATOM", "ATOMG", "RED", "MEMBAR"} & code["opcodes"].keys()
+    assert set(map(tuple, code["ordered_widths"])) == {("LDG", 128), ("STG", 128)}  # four sums per thread and part
+
+
 CHOSEN = {name for name, *_ in RATES}  # stages that "auto" may mean
 SEVERAL = [name for name, stage in STAGES.items() if len(stage.configs) > 1]
 GROUPS = {

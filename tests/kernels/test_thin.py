@@ -59,9 +59,8 @@ def work_of(
     shared = rows * cols * fields["matrices"] - whole
     assert shared >= 0
     base, extra = divmod(shared * k_tiles, blocks)
-    partials = np.full(2 * blocks * config.BM * config.BN, np.nan, np.float32)
-    counters = np.zeros(max(shared, blocks), np.int64)
-    fields |= {"partials": partials, "counters": counters, "whole": whole, "base": base, "extra": extra}
+    counters = np.zeros(2 * blocks * max(config.BM * config.BN, config.threads), np.int32)
+    fields |= {"counters": counters, "whole": whole, "base": base, "extra": extra}
     return PartitionArguments(**fields), blocks
 
 
@@ -141,9 +140,35 @@ def test_splits(blocks: int, bn: int) -> None:
     check(config, 2 * config.BM + 1, bn + 1, 7 * config.BK - 4, blocks=blocks, alpha=1.5, beta=-1.0)
 
 
-def test_more_parts_than_are_read_at_once() -> None:
-    config = CONFIGS[16]
-    check(config, 8, 16, 19 * config.BK, blocks=19)
+@pytest.mark.parametrize("blocks", [2, 5, 11, 17, 33, 35])
+def test_parts_that_are_read_in_turns_and_in_groups(blocks: int) -> None:
+    config = _lanes(32, 16, 8, 4, 4, slots=4)  # eight parts at a time
+    check(config, 32, 16, 35 * config.BK, blocks=blocks)
+
+
+def test_parts_of_plus_zero_are_published() -> None:
+    """They are -0 then, but their sum is +0."""
+    a, b, c = np.zeros((16, 96), np.float32), np.zeros((96, 4), np.float32), np.full((16, 4), np.nan, np.float32)
+    partition, blocks = work_of(FOUR, 16, 4, 96, 3, 0)
+    published = []
+    counters = partition.counters
+
+    class Watched:
+        def __getitem__(self, index: int) -> int:
+            return counters[index]
+
+        def __setitem__(self, index: int, bits: int) -> None:
+            published.extend([int(bits)] if counters[index] == 0 else [])
+            counters[index] = bits
+
+        def any(self) -> bool:
+            return bool(counters.any())
+
+    args = (np.float32(1), a, b, np.float32(0), c, partition._replace(counters=Watched()), ())
+    launch(FOUR, Variant("along4", "along1", c_aligned=False), args, partition, blocks, None)
+    assert published == [-(1 << 31)] * (2 * c.size)
+    assert (c == 0).all()
+    assert not np.signbit(c).any()
 
 
 @pytest.mark.parametrize("whole", [1, 4, 5])

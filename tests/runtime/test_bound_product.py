@@ -148,7 +148,7 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, swapped):
             lease = device.workspaces.lease(stream, launches.scratch_bytes)
             values[Slot.SCRATCH] = lease.pointer
             device.workspaces.release(lease)
-        elif launches.scratch_bytes:
+        elif launches.scratch_bytes or launches.counters:
             needs = launches.scratch_bytes, launches.counters
             values[Slot.SCRATCH], values[Slot.COUNTERS] = device.workspaces.reserve(stream, *needs)
         assert len(made) == len(launches.steps)

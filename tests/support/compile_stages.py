@@ -117,6 +117,7 @@ def _described(cubin: Any, shared: int, found: list[Any]) -> Code:
     from numba_gemm.runtime.compiler import machine_code
 
     # Without the floats that blocks exchange, whose accesses are ordered (STRONG) and not part of any claim.
+    ordered = [instruction for instruction in found if "STRONG" in instruction.opcode]
     weak = [instruction for instruction in found if "STRONG" not in instruction.opcode]
     loop = sass.main_loop(found)
     return {
@@ -128,6 +129,7 @@ def _described(cubin: Any, shared: int, found: list[Any]) -> Code:
         "spills": cubin.spill_stores + cubin.spill_loads,
         "opcodes": sass.instruction_mix(found),
         "widths": [[name, bits] for name, bits in sass.access_widths(weak)],
+        "ordered_widths": [[name, bits] for name, bits in sass.access_widths(ordered)],
         "ffma_in_loop": loop.count("FFMA") if loop else 0,
         "cached_copies": sum(_is_cached_copy(instruction.opcode) for instruction in found),
     }

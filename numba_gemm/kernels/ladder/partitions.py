@@ -101,10 +101,12 @@ def partition_layout(config: Any, m: int, n: int, k: int, batch: Batch, partitio
     base, extra = divmod(divided, partition.blocks)
     _, second, third = batch.extents
     sizes = (partition.whole, base, extra, k_tiles, rows, cols, GROUP, matrices, third, second)
-    undivided = divided == 0 or (base % k_tiles == 0 and extra == 0)  # no tile is in several pieces
-    return PartitionLayout(
-        grid=(partition.blocks, 1, 1),
-        workspace_bytes=0 if undivided else 2 * partition.blocks * config.BM * config.BN * FLOAT32_BYTES,
-        counters=0 if undivided else max(tiles - partition.whole, partition.blocks),
-        words=(*sizes, *batch.a, *batch.b, *batch.c, 0),
-    )
+    workspace_bytes = counters = 0
+    if base % k_tiles or extra:  # else no tile is in several pieces
+        if config.lanes_k > 1:  # blocks publish a part of a sum, and a sum of parts, in place of counters
+            counters = 2 * partition.blocks * max(config.BM * config.BN, config.threads)
+        else:
+            workspace_bytes = 2 * partition.blocks * config.BM * config.BN * FLOAT32_BYTES
+            counters = max(tiles - partition.whole, partition.blocks)
+    words = (*sizes, *batch.a, *batch.b, *batch.c, 0)
+    return PartitionLayout((partition.blocks, 1, 1), workspace_bytes, counters, words)

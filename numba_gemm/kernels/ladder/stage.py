@@ -343,7 +343,8 @@ class LadderStage(Stage):
         vectors = [Vector(i, *vector) for i, vector in enumerate(product.vectors)]
         work = Words((*place, *made.words))
         arguments: tuple[Argument, ...] = (ALPHA, a, b, BETA, c, work, *vectors)
-        size = made.workspace_bytes * (2 if compensated else 1)  # two floats per part of a sum
+        floats = 2 if compensated else 1  # per part of a sum
+        size, counters = floats * made.workspace_bytes, floats * made.counters
         if made.counters and self.adds_apart and adds_apart(config, partition, tiles):
             shared = tiles - partition.whole
             work = Words((AT_SCRATCH[0], 0, *made.words[:-1], packed_extents(config)))
@@ -353,7 +354,7 @@ class LadderStage(Stage):
             grid = (config.TM * config.TN // elements, shared, 1)
             adds = Step(adding, grid, (config.threads, 1, 1), arguments)
             return Launches((Step(kernel, made.grid, block, arguments), adds), size, behind=1)
-        return Launches((Step(kernel, made.grid, block, arguments),), size, made.counters)
+        return Launches((Step(kernel, made.grid, block, arguments),), size, counters)
 
     def pieces(self, config: TileConfig, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
         """Divide a product into parts that one launch can compute: a grid has up to 65,535 blocks along y.

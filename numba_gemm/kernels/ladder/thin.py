@@ -8,8 +8,9 @@ Idea: such a product reads its operands once and computes little, so only the nu
     asynchronously, several ahead, in the order in which they are stored: shared memory is a long queue before the
     registers. If all k fit, a small product waits for memory once. A block may take a single row of A, or four, so
     that few rows need no divided sums. A thread reads four k of its rows and of its columns at a time. The lanes' sums
-    are added once per tile, through shared memory. Tiles are shared between blocks as in stream_k; many parts of a sum
-    are added in groups, by as many blocks, and then the groups' sums.
+    are added once per tile, through shared memory. Tiles are shared between blocks as in stream_k, but parts of a sum
+    meet without a counter: the block with the last part waits until the others are written (`device.published`). Many
+    parts are added in groups, by as many blocks, and then the groups' sums.
     In "bf16x6", sums are compensated: a thread adds what it rounded off to its next four terms (see
     `device.compensated`), and sums of lanes and of blocks are added in float64.
 Traffic: A and B once, if C is one tile; A once and BN/BM of its bytes for B, from the L2 cache, if it has more rows.
@@ -41,18 +42,14 @@ from ...device.chunk_loader import chunk_loader
 from ...device.compensated import compensated_sums
 from ...device.matrix import shifted
 from ...device.partition import (
-    arrive,
     batch_place,
-    load_partial,
     member_of,
     owner,
-    part_slot,
     parts_in_group,
     piece,
-    reset,
-    store_partial,
     tile_place,
 )
+from ...device.published import missing, published_floats
 from ...device.store import element_store
 from ...device.units import ceil_div
 from ...simulator.switch import device_function, hardware_only
@@ -111,7 +108,10 @@ def build(config, variant):
     EVEN = BM * BN % THREADS == 0
     ENDS = SUMS > 1  # no copies follow the last chunk; with one sum per thread, testing takes longer than copying zeros
     NEWEST = SLOTS - 2  # groups of copies that may be in flight when a chunk is read
-    AT_ONCE = max(1, 32 // RESULTS)  # parts of a sum that are read at once, limited by registers
+    WORDS = RESULTS * (2 if variant.compensated else 1)  # floats per thread of a part of a tile's sums
+    RUN = min(4, WORDS)  # of these that travel by one instruction
+    AT_ONCE = max(1, min(16, 64 // WORDS))  # parts that are read at once, limited by registers
+    publish, read, withdraw = published_floats(RUN)
     store = element_store(variant.epilogue)
     COMPENSATED = variant.compensated
     DOUBLED = COMPENSATED and SUMS >= 32  # many more sums than fit the registers of min_blocks blocks
@@ -119,7 +119,7 @@ def build(config, variant):
     TOTALS = (TM, TN) if COMPENSATED else (1, 1)
     clear, add_exactly, finish = compensated_sums(TM, TN)
     wide = float64 if COMPENSATED else float32  # sums of lanes and of blocks
-    PART = BM * BN * (2 if COMPENSATED else 1)  # floats per part of a tile's sums: one or two per sum
+    PART = THREADS * WORDS  # floats per part of a tile's sums
     require(
         config,
         {
@@ -178,18 +178,45 @@ def build(config, variant):
                 multiply_column(acc, values, b_row(tiles, b_at, j, s), j)
 
     @device_function
-    def store_part(partition, at, value):
-        first = float32(value)
-        store_partial(partition, at, first)
-        if COMPENSATED:
-            rest = value - wide(first)
-            store_partial(partition, at + BM * BN, float32(rest) if abs(first) < float32(inf) else float32(0))
+    def publish_results(partition, slot, tid, results, words):
+        """Publish a block's part of a sum, or the sum of its group's parts."""
+        at = int64(slot) * PART + int64(RUN * tid)
+        if EVEN or tid < uint32(BM * BN):
+            for i in range(RESULTS):
+                words[i] = float32(results[i])
+                if COMPENSATED:
+                    rest = float32(results[i] - wide(words[i]))
+                    words[i + RESULTS] = rest if abs(words[i]) < float32(inf) else float32(0)
+            for w in range(0, WORDS, RUN):
+                publish(partition, at + w * THREADS, words, w)
 
     @device_function
-    def load_part(partition, at):
-        if COMPENSATED:
-            return wide(load_partial(partition, at)) + wide(load_partial(partition, at + BM * BN))
-        return load_partial(partition, at)
+    def add_published(partition, slot, count, tid, results, arrived):
+        """Add what is published in `count` slots, in their order, to this block's results."""
+        if EVEN or tid < uint32(BM * BN):
+            at = int64(slot) * PART + int64(RUN * tid)
+            left = int32(count)
+            while left > int32(0):
+                waiting = True
+                while waiting:
+                    for p in range(AT_ONCE):
+                        for w in range(0, WORDS, RUN):
+                            read(partition, at + (p * PART + w * THREADS), p < left, arrived, p, w)
+                    waiting = False
+                    for p in range(AT_ONCE):
+                        for w in range(WORDS):
+                            waiting = waiting or missing(arrived[p, w])
+                for p in range(AT_ONCE):
+                    for i in range(RESULTS):
+                        if COMPENSATED:
+                            results[i] += wide(arrived[p, i]) + wide(arrived[p, i + RESULTS])
+                        else:
+                            results[i] += arrived[p, i]
+                    if p < left:
+                        for w in range(0, WORDS, RUN):
+                            withdraw(partition, at + (p * PART + w * THREADS))
+                at += AT_ONCE * PART
+                left = int32(left - AT_ONCE)
 
     @cuda.jit(**hardware_only(launch_bounds=BOUNDS))
     def thin(alpha, a, b, beta, c, partition, vectors):
@@ -209,16 +236,17 @@ def build(config, variant):
         acc = cuda.local.array((TM, TN), float32)
         total = cuda.local.array(TOTALS, float32)  # compensated sums, but for what acc still has
         results = cuda.local.array(RESULTS, wide)
-        arrived = cuda.local.array((AT_ONCE, RESULTS), wide)  # parts of a sum from other blocks
+        words = cuda.local.array(WORDS, float32)  # of a part that is published
+        arrived = cuda.local.array((AT_ONCE, WORDS), float32)  # parts of a sum from other blocks
 
         at, end = piece(partition, block), piece(partition, uint32(block + 1))
         whole, own = uint32(partition.whole), block
         while at < end or own < whole:
-            if at < end:  # shared tiles first, so that their parts are ready when other blocks arrive
-                index = uint32(at // k_tiles)
-                first = uint32(at - uint32(index * k_tiles))
-                last = min(k_tiles, uint32(first + uint32(end - at)))
-                at = uint32(at + uint32(last - first))
+            if at < end:  # shared tiles first, from the last one on: other blocks wait for its first part
+                index = uint32(uint32(end - 1) // k_tiles)
+                line = uint32(index * k_tiles)  # where the tile begins on the line
+                first, last = uint32(max(at, line) - line), uint32(end - line)
+                end = uint32(line + first)
                 tile = uint32(whole + index)
             else:
                 index, first, last, tile = uint32(0), uint32(0), k_tiles, own
@@ -304,48 +332,24 @@ def build(config, variant):
                         four = shared_load4(tiles, uint32(of_lane + 4 * part))
                         results[i] += (wide(four[0]) + wide(four[1])) + (wide(four[2]) + wide(four[3]))
 
-            complete = True
+            final = True
             if uint32(last - first) < k_tiles:
                 lead = owner(partition, uint32(index * k_tiles))
                 parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
                 most = parts_in_group(parts)
-                mine, apart = uint32(block - lead), uint32(1)  # a sum's number, and parts from one sum to the next
-                while complete and parts > uint32(1):
-                    slot = part_slot(partition, index, lead, uint32(mine * apart)) * PART + int64(tid)
-                    for i in range(RESULTS):
-                        if EVEN or tid + i * THREADS < uint32(BM * BN):
-                            store_part(partition, slot + i * THREADS, results[i])
-                    mine = uint32(mine // most)  # the group's number
-                    begin = uint32(mine * most)
-                    count = min(most, uint32(parts - begin))
-                    if count > uint32(1):
-                        cuda.syncthreads()  # all threads have written this part before the block is counted
-                        final = int32(0)
-                        counter = int64(uint32(lead + uint32(uint32(begin + 1) * apart)))
-                        if tid == uint32(0) and arrive(partition, counter) == int64(count) - 1:
-                            final = int32(1)
-                        complete = cuda.syncthreads_or(final) != 0  # and all threads know the count
-                        if complete:
-                            if tid == uint32(0):
-                                reset(partition, counter)
-                            for i in range(RESULTS):
-                                results[i] = wide(0)
-                            q = uint32(0)
-                            while q < count:
-                                for p in range(AT_ONCE):
-                                    of = uint32(uint32(begin + min(uint32(q + p), uint32(count - 1))) * apart)
-                                    part = part_slot(partition, index, lead, of) * PART
-                                    for i in range(RESULTS):
-                                        e = min(uint32(tid + i * THREADS), uint32(BM * BN - 1))
-                                        arrived[p, i] = load_part(partition, part + int64(e))
-                                for p in range(AT_ONCE):
-                                    for i in range(RESULTS):
-                                        if uint32(q + p) < count:
-                                            results[i] += arrived[p, i]
-                                q = uint32(q + AT_ONCE)
-                    parts = uint32(uint32(parts + uint32(most - 1)) // most)
-                    apart = uint32(apart * most)
-            if complete:
+                mine = uint32(block - lead)
+                before = uint32(mine % most)  # parts of its group that precede this block's
+                final = uint32(mine + 1) == parts
+                sums, earlier = uint32(uint32(cuda.gridDim.x) + lead), uint32(mine // most)  # of other groups
+                place, begin, count, turns = block, uint32(block - before), before, int32(0)
+                if final or uint32(before + 1) == most:
+                    place, turns = uint32(sums + earlier), int32(2) if final and mine >= most else int32(1)
+                while turns > int32(0):  # its group's other parts, then the other groups' sums
+                    add_published(partition, begin, count, tid, results, arrived)
+                    begin, count, turns = sums, earlier, int32(turns - 1)
+                if not final:
+                    publish_results(partition, place, tid, results, words)
+            if final:
                 for i in range(RESULTS):
                     e = uint32(tid + i * THREADS)
                     if EVEN or e < uint32(BM * BN):

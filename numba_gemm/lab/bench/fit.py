@@ -29,8 +29,8 @@ from numba_gemm.runtime.device import DeviceProperties
 
 CONSTANTS = (
     *("LAUNCH", "PIECE", "BLOCK", "OVERLAP", "MEMORY_OVERLAP", "STORE", "STORE_FLOATS", "PARTIAL_SECTORS"),
-    *("STORE_COLUMNS", "MEET", "TRIP", "REGROUP", "ADDING", "APART", "APART_BY_FOUR", "AGAIN", "SHARED_RATE"),
-    *("LONE_RATE", "MEMORY_EFFICIENCY", "NARROW_ROWS", "NARROW_FLOATS", "PLACE", "PLACE_FLOATS", "RUN"),
+    *("STORE_COLUMNS", "MEET", "WAIT", "TRIP", "REGROUP", "ADDING", "APART", "APART_BY_FOUR", "AGAIN"),
+    *("SHARED_RATE", "LONE_RATE", "MEMORY_EFFICIENCY", "NARROW_ROWS", "NARROW_FLOATS", "PLACE", "PLACE_FLOATS", "RUN"),
 )
 FIELDS = ("efficiency", "alone", "floats", "first")  # of a rate
 STEPS = (0.1, 0.03, 0.01)  # relative, of parameters
