@@ -39,15 +39,13 @@ STORE, STORE_FLOATS = 32.2, 9.75
 PARTIAL_SECTORS = 1.27
 # The same, as a limit of all SMs, for a C whose rows in memory are columns of tiles: each float is written for itself.
 STORE_COLUMNS = 0.65
-# Clocks until the other blocks' parts of a sum are known to be there, by counters and, in `thin`, by what is published;
-# and a trip to the L2 cache.
-MEET, WAIT, TRIP = 4310, 2400, 713
-# `thin` adds more parts than the first of these in groups, and then the groups' sums, which takes so many clocks more.
-IN_GROUP, REGROUP = 16, 600
+# Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
+MEET, TRIP = 4310, 713
+# The same in `thin`, whose parts are published, and more clocks per byte of a part; it adds more parts than so many in
+# groups, and then the groups' sums.
+WAIT, PUBLISH, IN_GROUP = 1740, 0.55, 16
 # Clocks of the launch that adds parts of sums; and of an SM per byte of C, by threads of one element and of four.
 ADDING, APART, APART_BY_FOUR = 6550, 0.282, 0.0599
-# Clocks until its block begins with another tile, after a part of one.
-AGAIN = 1400
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
 SHARED_RATE, LONE_RATE = 18.8, 68.3
 # Fraction of device memory's theoretical bandwidth that kernels reach.
@@ -184,8 +182,8 @@ class Costs:
         # Least clocks of a k-tile and of C's tile, if all SMs are full; of a start; and of two parts that are added.
         self._busy, self._stored = self._k_tile[-1] / self._blocks, self._store / sm_count
         self._begin = min(PIECE, rate.first)
-        self._meet = WAIT if self.in_groups else MEET if self.apart == inf else min(MEET, ADDING)
-        meeting = (WAIT if self.in_groups else MEET) + 2 * self._size / LONE_RATE
+        self._meet = WAIT + PUBLISH * self._size if self.in_groups else MEET
+        meeting = self._meet + 2 * self._size / LONE_RATE
         meeting = TRIP + self._size / SHARED_RATE + (min(ADDING, meeting) if stage.adds_apart else meeting)
         self._meeting = inf if self._undivided else meeting
 
@@ -269,6 +267,7 @@ class Costs:
             self.sms, self._store, self._k_tile, self._size, self._blocks, self._at_once, self.in_groups
         )  # fmt: skip
         apart, meet = self.apart, self._meet
+        least_meeting = meet if apart == inf else min(meet, ADDING)
         found, first = list[Way](), self.rate.first
         for division in divisions:
             blocks, whole = division
@@ -290,7 +289,7 @@ class Costs:
                 shared = divided_tiles * k_tiles
                 divided = -(-shared // blocks)  # k-tiles of divided tiles, of the block that has most
                 summing = divided * k_tile[resident]
-                if LAUNCH + clocks + summing + (PIECE + meet if divided < k_tiles else PIECE) > limit:
+                if LAUNCH + clocks + summing + (PIECE + least_meeting if divided < k_tiles else PIECE) > limit:
                     continue
                 even = not (shared % blocks or k_tiles % divided)  # else pieces straddle tiles
                 of_tiles = divided / k_tiles
@@ -310,11 +309,8 @@ class Costs:
                     reading = SHARED_RATE * sms / (divided_tiles if divided_tiles < sms else sms)
                     if reading > LONE_RATE:
                         reading = LONE_RATE
-                    clocks += (WAIT if in_groups else MEET) + pieces * size * sqrt(resident) / SHARED_RATE
-                    if in_groups:
-                        clocks += (pieces - 1) * AGAIN
+                    clocks += meet + pieces * size * sqrt(resident) / SHARED_RATE
                     if in_groups and parts > IN_GROUP:
-                        clocks += REGROUP
                         parts = IN_GROUP + parts / IN_GROUP
                     clocks += parts * size / reading + TRIP * -(-parts // at_once)
             clocks += LAUNCH
