@@ -551,10 +551,10 @@ narrow = traced(launch_of("thin", a, b, c, Partition(blocks=1, whole=1)))
 draw.who_reads_what(narrow, warp=0)
 
 # %% [markdown]
-# Blocks share tiles here as in `stream_k`, with the same line. But these products take a few microseconds, and of these,
-# a counter takes one or two: the parts are written, the counter is increased, its value comes back, and then the parts
-# are read. So `thin` has no counters. Memory for parts is zero before the launch, and the block with a tile's last part
-# reads it until all others are there. A part that is +0 is written as -0:
+# Blocks share tiles here as in `stream_k`, with the same line. But these products take a few microseconds, and a
+# counter takes one or two of them: the parts are written, the counter is increased, its value comes back, and then the
+# parts are read. So `thin` has no counters. Memory for parts is zero before the launch, and the block with a tile's
+# last part reads it until all others are there. A part that is +0 is written as -0:
 
 # %%
 notebook.source("thin", function="add_published")

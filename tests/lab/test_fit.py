@@ -100,7 +100,7 @@ def test_loss_of_a_choice():
 @pytest.mark.simulator
 def test_the_command_reads_results_and_prints_parameters(tmp_path, monkeypatch, capsys):
     """On times of the simulator, which mean nothing."""
-    frame = choices.EXPERIMENT.frame(**choices.EXPERIMENT.small | {"shapes": 8})
+    frame = choices.EXPERIMENT.frame(**choices.EXPERIMENT.small | {"shapes": 8, "seed": 20261127})
     frame.to_csv(tmp_path / "choices.csv", index=False)
     (tmp_path / "choices.json").write_text(json.dumps({"gpu": GPU}))
     products = fit.read(tmp_path / "choices.csv")
