@@ -11,7 +11,8 @@ arXiv:2301.03598; there, the block with the first part waits for the others.
 A kernel is given a `PartitionArguments`:
 
 - `partials`, `counters`: addresses of the workspace, and of 32-bit counters: one per shared tile or, if that is more,
-  one per block; in `thin`, one per float that is published. Counters are zero before a launch and zero again after it;
+  one per block; in `thin`, room for two published parts per block. Counters are zero before a launch and zero again
+  after it;
 - `whole`: number of tiles of C that are not shared. Block g computes tiles g, g + blocks, ... of these;
 - `base`, `extra`: block g's piece of the line begins at ``g * base + min(g, extra)``;
 - `k_tiles`: k-tiles per tile of C;

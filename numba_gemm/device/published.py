@@ -5,15 +5,17 @@ adds nothing to a sum. So a float takes one trip to the L2 cache, and one from t
 read the floats only after their writes have been confirmed and the counter has been increased: two trips more. The
 block that reads a float withdraws it, so all places are +0 again when the launch ends.
 
-A block may wait only for blocks whose indices are lower: a GPU starts blocks in the order of their indices, so these
-have started, and end. (CUDA does not promise this order; "decoupled look-back" scans and Stream-K rely on it, too.)
+A block may wait only for blocks of lower indices. A GPU starts blocks in the order of their indices, so these have
+started before it, and none of them waits for a later one. (CUDA does not promise this order; "decoupled look-back"
+scans and Stream-K rely on it, too.) Two launches must not use the same places at the same time: one may withdraw what
+the other waits for.
 
-The places are the counters of a `numba_gemm.device.partition.PartitionArguments`. Up to four neighbours of a thread
-travel by one instruction; each becomes visible for itself.
+The places are the counters of a `numba_gemm.device.partition.PartitionArguments`. One instruction moves up to four
+adjacent floats of a thread, which may become visible at different times.
 
 PTX ISA: "ld.relaxed", "st.relaxed", "Memory Consistency Model". The protocol without counters is known from all-reduces
-between GPUs, such as the LL protocol of NCCL. Simulator twin: blocks run one after another, so nobody waits; what a
-block that does not run would publish is +0.
+between GPUs, such as the LL protocol of NCCL. Simulator twin: blocks run one after another and do not wait; a float
+that is not published yet is read as +0.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ class PublishedFloats(NamedTuple):
     publish : function
         ``publish(partition, index, values, i)`` publishes a run of a local array, from `i` on.
     read : function
-        ``read(partition, index, wanted, values, row, i)`` reads a run to a row of a local array; -0, if it is not
-        wanted.
+        ``read(partition, index, wanted, values, row, i)`` reads a run to a row of a local array, without waiting: a
+        float that is not published yet is +0. If the run is not wanted, nothing is read, and its floats are -0.
     withdraw : function
         ``withdraw(partition, index)`` makes places +0 again.
     """

@@ -76,7 +76,8 @@ def plan(
         takes are computed correctly too. A `workspace` must then have room for their conversion.
     workspace : array of shape (elements,), float32, optional
         Contiguous device memory of at least `Plan.workspace_bytes` bytes, which the plan keeps and writes: then its
-        calls must follow each other, on one stream. By default every stream has one, allocated when it is first needed.
+        calls must follow each other, on one stream, and nothing else may write it, another plan included. By default
+        every stream has one, allocated when it is first needed.
 
     Returns
     -------

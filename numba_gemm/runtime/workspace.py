@@ -2,7 +2,7 @@
 
 Launches on one stream follow each other, so they may use the same memory. A graph may be replayed at any time, beside
 the stream from which it was captured, so captured launches use memory of their own. (Several executable graphs made
-from one captured graph share it and must not run at the same time.)
+from one captured graph share it, and so do nodes of another graph that contain it; they must not run at the same time.)
 
 A workspace is for products of one launch. It grows, at least to twice its size, and is never freed: pending launches
 may use the smaller ones, whose total size is at most that of the last. So memory grows with the number of streams that

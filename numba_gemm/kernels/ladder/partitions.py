@@ -103,7 +103,7 @@ def partition_layout(config: Any, m: int, n: int, k: int, batch: Batch, partitio
     sizes = (partition.whole, base, extra, k_tiles, rows, cols, GROUP, matrices, third, second)
     workspace_bytes = counters = 0
     if base % k_tiles or extra:  # else no tile is in several pieces
-        if config.lanes_k > 1:  # blocks publish a part of a sum, and a sum of parts, in place of counters
+        if config.lanes_k > 1:  # `thin`: places for a part of a sum, and for a sum of parts, of each block
             counters = 2 * partition.blocks * max(config.BM * config.BN, config.threads)
         else:
             workspace_bytes = 2 * partition.blocks * config.BM * config.BN * FLOAT32_BYTES

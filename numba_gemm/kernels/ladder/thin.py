@@ -9,13 +9,13 @@ Idea: such a product reads its operands once and computes little, so only the nu
     registers. If all k fit, a small product waits for memory once. A block may take a single row of A, or four, so
     that few rows need no divided sums. A thread reads four k of its rows and of its columns at a time. The lanes' sums
     are added once per tile, through shared memory. Tiles are shared between blocks as in stream_k, but parts of a sum
-    meet without a counter: the block with the last part waits until the others are written (`device.published`). Many
-    parts are added in groups, by as many blocks, and then the groups' sums.
+    meet without a counter: the block with the last part waits for the others (`device.published`). More than 16 parts
+    are divided into groups: the last block of each group adds its parts, and the tile's last block the groups' sums.
     In "bf16x6", sums are compensated: a thread adds what it rounded off to its next four terms (see
     `device.compensated`), and sums of lanes and of blocks are added in float64.
 Traffic: A and B once, if C is one tile; A once and BN/BM of its bytes for B, from the L2 cache, if it has more rows.
-Registers and shared memory: TM*TN accumulators, twice as many in "bf16x6", and 4*TM floats of A; slots*(BM + BN + 2)*BK
-    floats at most.
+Registers and shared memory: TM*TN accumulators, twice as many in "bf16x6", and 4*TM floats of A, or up to 64 floats of
+    other blocks' parts; slots*(BM + BN + 2)*BK floats at most.
 Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.58, 1.63 and
     1.28 of a copy's bandwidth, 1.02, 2.12 and 1.67 of cuBLAS SGEMM.
 Limits: within a block, the start and end of a tile do not overlap with the next tile; the other blocks of the
@@ -245,7 +245,7 @@ def build(config, variant):
         at, end = piece(partition, block), piece(partition, uint32(block + 1))
         whole, own = uint32(partition.whole), block
         while at < end or own < whole:
-            if at < end:  # shared tiles first, from the last one on: other blocks wait for its first part
+            if at < end:  # shared tiles first, the last one before others: a later block may wait for its part
                 index = uint32(uint32(end - 1) // k_tiles)
                 line = uint32(index * k_tiles)  # where the tile begins on the line
                 first, last = uint32(max(at, line) - line), uint32(end - line)
