@@ -50,11 +50,11 @@ if SIMULATOR:
     import numpy as np
 
     def missing(value):
-        """Return True if a float that was read is not published yet."""
+        """Return True if a float that was read is not published yet, so that it must be read again."""
         return False
 
     def _access(count):
-        def publish(partition, index, *values):
+        def publish(partition, index, values):
             for i, value in enumerate(values):
                 bits = int(np.float32(value).view(np.uint32)) or MINUS_ZERO
                 partition.counters[index + i] = np.uint32(bits).view(np.int32)
@@ -104,30 +104,14 @@ else:
             operands = [counter_address(builder, partition, index), *words]
             inline(builder, NOTHING, operands, code, "l" + ",r" * count + ",~{memory}")
 
-        def store(*values):
+        @intrinsic
+        def publish(typingctx, partition, index, values):
             def codegen(context, builder, signature, args):
-                write(builder, *args[:2], [published(builder, value) for value in args[2:]])
+                floats = (builder.extract_value(args[2], i) for i in range(count))
+                write(builder, *args[:2], [published(builder, value) for value in floats])
                 return context.get_dummy_value()
 
-            return types.void(values[0], types.int64, *[types.float32] * count), codegen
-
-        if count == 1:
-
-            @intrinsic
-            def publish(typingctx, partition, index, value):
-                return store(partition)
-
-        elif count == 2:
-
-            @intrinsic
-            def publish(typingctx, partition, index, first, second):
-                return store(partition)
-
-        else:
-
-            @intrinsic
-            def publish(typingctx, partition, index, first, second, third, fourth):
-                return store(partition)
+            return types.void(partition, types.int64, types.UniTuple(types.float32, count)), codegen
 
         @intrinsic
         def read(typingctx, partition, index, wanted):
@@ -163,7 +147,7 @@ def published_floats(count):
 
         @device_function
         def publish_run(partition, index, values, i):
-            publish(partition, index, values[i])
+            publish(partition, index, (values[i],))
 
         @device_function
         def read_run(partition, index, wanted, values, row, i):
@@ -173,7 +157,7 @@ def published_floats(count):
 
         @device_function
         def publish_run(partition, index, values, i):
-            publish(partition, index, values[i], values[i + 1])
+            publish(partition, index, (values[i], values[i + 1]))
 
         @device_function
         def read_run(partition, index, wanted, values, row, i):
@@ -183,7 +167,7 @@ def published_floats(count):
 
         @device_function
         def publish_run(partition, index, values, i):
-            publish(partition, index, values[i], values[i + 1], values[i + 2], values[i + 3])
+            publish(partition, index, (values[i], values[i + 1], values[i + 2], values[i + 3]))
 
         @device_function
         def read_run(partition, index, wanted, values, row, i):

@@ -41,8 +41,8 @@ PARTIAL_SECTORS = 1.27
 STORE_COLUMNS = 0.65
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
 MEET, TRIP = 4310, 713
-# The same in `thin`, whose parts are published, and more clocks per byte of a part; it adds more parts than so many in
-# groups, and then the groups' sums.
+# The same in `thin`, which publishes parts: clocks in any case, and per byte of a part. It adds more parts than
+# `IN_GROUP` in groups, and then the groups' sums.
 WAIT, PUBLISH, IN_GROUP = 1740, 0.55, 16
 # Clocks of the launch that adds parts of sums; and of an SM per byte of C, by threads of one element and of four.
 ADDING, APART, APART_BY_FOUR = 6550, 0.282, 0.0599
