@@ -15,7 +15,14 @@ from dataclasses import replace
 from math import ceil, inf, sqrt
 
 from ..device.units import FLOAT32_BYTES, WARP
-from ..kernels.ladder.partitions import ADDED_AT_ONCE, MANY_ELEMENTS, MAX_LINE, READS_APART, parts_at_once
+from ..kernels.ladder.partitions import (
+    ADDED_AT_ONCE,
+    MANY_ELEMENTS,
+    MAX_LINE,
+    READS_APART,
+    adds_early,
+    parts_at_once,
+)
 from ..kernels.ladder.stage import LadderStage, TileConfig, stores_partial_vectors
 from ..models.roofline import FP32_LANES_PER_SM
 from .ladder_rates import COMPENSATED, Rate
@@ -44,8 +51,8 @@ MEET, TRIP = 4310, 713
 # The same in `thin`, which publishes parts: clocks in any case, and per byte of a part. It adds more parts than
 # `IN_GROUP` in groups, and then the groups' sums.
 WAIT, PUBLISH, IN_GROUP = 1740, 0.55, 16
-# Clocks of the launch that adds parts of sums; and of an SM per byte of C, by threads of one element and of four.
-ADDING, APART, APART_BY_FOUR = 6550, 0.282, 0.0599
+# Clocks of the launch that adds parts of sums, and if it may start early; and of an SM per byte of C, by threads of one element and of four.
+ADDING, ADDING_EARLY, APART, APART_BY_FOUR = 6550, 4570, 0.282, 0.0599
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
 SHARED_RATE, LONE_RATE = 18.8, 68.3
 # Fraction of device memory's theoretical bandwidth that kernels reach.
@@ -104,6 +111,7 @@ class Costs:
     """
 
     __slots__ = (
+        "_adding",
         "_at_once",
         "_begin",
         "_blocks",
@@ -166,6 +174,7 @@ class Costs:
         ]
         self.in_groups, self.direct, self.divides = stage.name == "thin", stage.name == DIRECT, stage.takes_partition
         self.apart = READS_APART * parts_at_once(config) if stage.adds_apart else inf
+        self._adding = ADDING_EARLY if adds_early(config) else ADDING
         place, factor = (PLACE, 1.0) if vectors else (PLACE_FLOATS, NARROW_FLOATS)
         run = config.BK if a_along else config.BM
         self.bytes_factor = factor * (1.0 if a_along else NARROW_ROWS) * (1.0 + place / (FLOAT32_BYTES * run))
@@ -184,7 +193,7 @@ class Costs:
         self._begin = min(PIECE, rate.first)
         self._meet = WAIT + PUBLISH * self._size if self.in_groups else MEET
         meeting = self._meet + 2 * self._size / LONE_RATE
-        meeting = TRIP + self._size / SHARED_RATE + (min(ADDING, meeting) if stage.adds_apart else meeting)
+        meeting = TRIP + self._size / SHARED_RATE + (min(self._adding, meeting) if stage.adds_apart else meeting)
         self._meeting = inf if self._undivided else meeting
 
     def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, float, float]:
@@ -266,8 +275,8 @@ class Costs:
         sms, store, k_tile, size, most, at_once, in_groups = (
             self.sms, self._store, self._k_tile, self._size, self._blocks, self._at_once, self.in_groups
         )  # fmt: skip
-        apart, meet = self.apart, self._meet
-        least_meeting = meet if apart == inf else min(meet, ADDING)
+        apart, meet, adding = self.apart, self._meet, self._adding
+        least_meeting = meet if apart == inf else min(meet, adding)
         found, first = list[Way](), self.rate.first
         for division in divisions:
             blocks, whole = division
@@ -299,7 +308,7 @@ class Costs:
                 if not even:
                     parts += 1
                 if parts > 1 and blocks > apart * divided_tiles:
-                    clocks += pieces * size * sqrt(resident) / SHARED_RATE + ADDING
+                    clocks += pieces * size * sqrt(resident) / SHARED_RATE + adding
                     per_byte = APART if divided_tiles * size < FLOAT32_BYTES * MANY_ELEMENTS else APART_BY_FOUR
                     clocks += (parts / SHARED_RATE + per_byte) * size * divided_tiles / sms
                     clocks += TRIP * -(-parts // ADDED_AT_ONCE)

@@ -56,10 +56,13 @@ class Gpu(NamedTuple):
         Compute capability.
     sm_count : int
         Multiprocessors.
+    shared : int
+        Bytes of shared memory of a multiprocessor; 0 if launches cannot say how much of it they need.
     """
 
     cc: tuple[int, int]
     sm_count: int
+    shared: int = 0
 
 
 class Piece(NamedTuple):

@@ -154,6 +154,9 @@ class Step(NamedTuple):
         In the kernel's order.
     overlaps : bool
         True if it may start before the launch before it has ended (`device.grid_order`).
+    carve_out : int
+        Percentage of a multiprocessor's largest shared memory that it needs; the rest may serve as L1 cache. -1 leaves
+        this to the driver, which makes room for as many blocks as fit.
     """
 
     kernel: Kernel
@@ -161,6 +164,7 @@ class Step(NamedTuple):
     block: tuple[int, int, int]
     arguments: tuple[Argument, ...]
     overlaps: bool = False
+    carve_out: int = -1
 
     def with_operands_swapped(self) -> Step:
         """Return the launch with the slots of A and B swapped."""

@@ -62,6 +62,9 @@ class DeviceProperties:
         Bytes of shared memory that a block may use.
     memory_bandwidth : float
         Theoretical bandwidth of device memory in byte/s; 0 if the driver does not tell.
+    shared : int
+        Bytes of shared memory of a multiprocessor; 0 if the driver is older than CUDA 12.8, and launches cannot say how
+        much of it they need.
     """
 
     name: str
@@ -71,11 +74,12 @@ class DeviceProperties:
     l2_bytes: int
     max_shared_per_block: int
     memory_bandwidth: float
+    shared: int = 0
 
     @cached_property
     def gpu(self) -> Gpu:
         """The properties on which launches depend."""
-        return Gpu(self.cc, self.sm_count)
+        return Gpu(self.cc, self.sm_count, self.shared)
 
 
 SIMULATED_DEVICE = DeviceProperties("simulator", (9, 0), 132, 1.98e9, 60 << 20, 227 << 10, 4.8e12)
@@ -103,6 +107,7 @@ def device_properties(device: int = 0) -> DeviceProperties:
         max_shared_per_block=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         # Bus width times clock times two.
         memory_bandwidth=2.0 * attribute("MEMORY_CLOCK_RATE") * 1e3 * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8,
+        shared=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR") if call(driver.cuDriverGetVersion) >= 12080 else 0,
     )
 
 

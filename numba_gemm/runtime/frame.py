@@ -31,11 +31,18 @@ class _LaunchAttribute(ctypes.Structure):
     _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int * 16)]
 
 
-# Programmatic stream serialization: the launch may start before the one before it has ended. The driver only reads it.
-OVERLAPPING = _LaunchAttribute(
-    int(driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION), b"", (1,)
-)
-ATTRIBUTES, NO_ATTRIBUTES = (ctypes.addressof(OVERLAPPING), 1), (0, 0)  # address and number
+IDS = driver.CUlaunchAttributeID
+OVERLAPS = int(IDS.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+CARVE_OUT = int(IDS.CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT)
+
+
+@cache  # for as long as launches may point to them; the driver only reads them
+def attributes_of(overlaps: bool, carve_out: int) -> Any:
+    """Return a launch's attributes, see `Step`, as the driver reads them."""
+    found = [_LaunchAttribute(OVERLAPS, b"", (1,))] * overlaps
+    if carve_out >= 0:
+        found.append(_LaunchAttribute(CARVE_OUT, b"", (carve_out,)))
+    return (_LaunchAttribute * len(found))(*found)
 
 
 class FrameLayout:
@@ -53,9 +60,9 @@ class FrameLayout:
         # Words that do not move are integers, also NumPy's: shapes of arrays may have these.
         words: list[Any] = []
         moved, found, starts, configs = [], [], [], []
-        for kernel, grid, block, arguments, overlaps in steps:
-            attributes = ATTRIBUTES if overlaps else NO_ATTRIBUTES
-            configs.append(CONFIG.pack(*grid, *block, kernel.dynamic_shared, 0, *attributes))
+        for kernel, grid, block, arguments, *attributes in steps:
+            made = attributes_of(*attributes)
+            configs.append(CONFIG.pack(*grid, *block, kernel.dynamic_shared, 0, ctypes.addressof(made), len(made)))
             starts.append(8 * len(words))
             for argument in arguments:
                 if type(argument) is MatrixAt:  # most are; their address alone moves

@@ -84,7 +84,7 @@ def test_a_prepared_operand_is_not_decomposed_again(torch, gpu, full_checks, ext
         tiled_sgemm(a, b, precision=precision)
     with gpu.recording() as first:
         kept = {side: prepare(x, precision, side=side) for side, x in (("a", a), ("b", b)) if side in sides}
-    decompose, maxima = preparing_kernels(precision_for(precision, k), True, False)
+    decompose, maxima = preparing_kernels(precision_for(precision, k), False)
     scaled = precision == "fp16x3"
     assert names(first) == [*[maxima.name] * scaled, decompose.name] * len(kept)
     assert {did.a[0] for did in first} == {one.array.data_ptr() for one in kept.values()}

@@ -28,7 +28,7 @@ from numba_gemm.kernels.tensor_core.decomposition import preparing_kernels
 from numba_gemm.runtime import compilation, compiler
 
 kernels = [STAGES[name].kernel_of(STAGES[name].configs[0], True) for name in ("naive", "coalesced", "shared_tile")]
-kernels += preparing_kernels(TENSOR_PRECISIONS["fp16x3"], True, False)
+kernels += preparing_kernels(TENSOR_PRECISIONS["fp16x3"], False)
 start, started = compilation.start_worker, []
 compilation.start_worker = lambda: started.append(start()) or started[-1]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.host_gpu import LaunchConfig
+from support.host_gpu import LaunchConfig, attributes_of
 
 from numba_gemm.kernels.product import Layout
 from numba_gemm.kernels.step import (
@@ -33,9 +33,9 @@ from numba_gemm.runtime import frame as frames
 from numba_gemm.runtime.frame import ALWAYS, Frame, FrameLayout
 
 
-def step_of(*arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, overlaps=False):
+def step_of(*arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, overlaps=False, carve_out=-1):
     kernel = Kernel("k", lambda *_: None, lambda *_: (), None, None, shared, block[0])
-    return Step(kernel, grid, block, arguments, overlaps)
+    return Step(kernel, grid, block, arguments, overlaps, carve_out)
 
 
 A, B, C = MatrixAt(AT_A, Layout(3, 5, 20, -4)), MatrixAt(AT_B, Layout(5, 4, 0, 4)), MatrixAt(AT_C, Layout(3, 4, 16, 4))
@@ -177,11 +177,7 @@ class Driver:
         config, handle, place = (ctypes.cast(pointer, ctypes.c_void_p).value for pointer in (config, handle, place))
         given = LaunchConfig.from_address(config)
         step = self.steps[len(self.launched) % len(self.steps)]
-        overlaps = False
-        if given.attribute_count:
-            assert given.attributes == ctypes.addressof(frames.OVERLAPPING)
-            overlaps = frames.OVERLAPPING.value[0] == 1
-        shape = tuple(given.grid), tuple(given.block), given.shared, overlaps
+        shape = tuple(given.grid), tuple(given.block), given.shared, *attributes_of(given)
         self.launched.append((handle, *shape, given.stream or 0, parameters(step, place)[1]))
         return self.status
 
@@ -195,7 +191,7 @@ def made(monkeypatch):
     """Two launches of a frame, and the driver that it calls."""
     steps = [
         step_of(A, PARTS, grid=(7, 3, 1)),
-        step_of(ALPHA, PARTS, BETA, C, grid=(5, 1, 2), block=(64, 2, 1), shared=1 << 16, overlaps=True),
+        step_of(ALPHA, PARTS, BETA, C, grid=(5, 1, 2), block=(64, 2, 1), shared=1 << 16, overlaps=True, carve_out=58),
     ]
     driver = Driver(steps)
     monkeypatch.setattr(frames, "raw", driver.raw)
@@ -211,9 +207,9 @@ def test_launches_in_order_on_a_stream(made):
         frame.move(2.0, 0.5, a, 0, 512, 1 << 20)
         frame.launch(stream)
         assert driver.launched == [
-            (111, (7, 3, 1), (32, 1, 1), 0, False, stream, [a, 3, 5, 20, -4, 1 << 20, 6, 64, 256, 4]),
+            (111, (7, 3, 1), (32, 1, 1), 0, False, -1, stream, [a, 3, 5, 20, -4, 1 << 20, 6, 64, 256, 4]),
             (
-                *(222, (5, 1, 2), (64, 2, 1), 1 << 16, True, stream),
+                *(222, (5, 1, 2), (64, 2, 1), 1 << 16, True, 58, stream),
                 [2.0, 1 << 20, 6, 64, 256, 4, 0.5, 512, 3, 4, 16, 4],
             ),
         ]

@@ -207,7 +207,7 @@ def changes(value):
 
 
 STREAM_K = STAGES["stream_k"]
-DECOMPOSE, ROW_MAXIMA = preparing_kernels(TENSOR_PRECISIONS["fp16x3"], True, False)
+DECOMPOSE, ROW_MAXIMA = preparing_kernels(TENSOR_PRECISIONS["fp16x3"], False)
 TILED = TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=4, pad=4, dynamic=True)
 DIFFERENT = [
     NAIVE.kernel_of(TILED, True),

@@ -49,7 +49,7 @@ def clipped(value: Any, row: Any, column: Any, bias: Any) -> Any:
 def kernel_of(name: str) -> Kernel:
     """Return the kernel of a name."""
     if name == "decompose":
-        return preparing_kernels(TENSOR_PRECISIONS["bf16x6"], True, False)[0]
+        return preparing_kernels(TENSOR_PRECISIONS["bf16x6"], False)[0]
     stage: Any = STAGES.get(name, STAGES["stream_k"])
     if name == "persistent":
         config = next(one for one in stage.configs if one.name.startswith("64x128"))

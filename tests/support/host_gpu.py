@@ -34,6 +34,7 @@ from numba_gemm.runtime import frame, launch, workspace
 CONTEXT = 4321  # of device 0; others follow
 FIRST_HANDLE = 70
 SUCCESS, OUT_OF_MEMORY = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+CARVE_OUT = int(driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT)
 SERIALIZATION = int(driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
 MATRIX, VECTOR, SCALAR = 5, 7, 0  # words of an argument; a scalar is a float32, whose word has four bytes unread
 
@@ -80,6 +81,7 @@ class Launched:
     shared: int
     stream: int
     overlaps: bool
+    carve_out: int
     arguments: dict[str, float | list[int]]
 
     def __getattr__(self, name):
@@ -109,6 +111,15 @@ class LaunchConfig(ctypes.Structure):
         ("attributes", ctypes.c_void_p),
         ("attribute_count", ctypes.c_uint),
     ]
+
+
+def attributes_of(config):
+    """Return True if a launch may start early, and the percentage of shared memory that it asks for, or -1."""
+    given = struct.iter_unpack("=iii60x", ctypes.string_at(config.attributes or 0, 72 * config.attribute_count))
+    values = {identity: value for identity, _, value in given}
+    assert len(values) == config.attribute_count
+    assert set(values) <= {SERIALIZATION, CARVE_OUT}
+    return values.get(SERIALIZATION, 0) == 1, values.get(CARVE_OUT, -1)
 
 
 class HostGpu:
@@ -171,8 +182,8 @@ class HostGpu:
         kernel, layout = self.kernels[handle], LaunchConfig.from_address(config)
         grid, block, stream = tuple(layout.grid), tuple(layout.block), layout.stream or 0
         arguments = self._arguments(kernel, table)
-        overlaps = self._overlaps(layout)
-        did = Launched(kernel.name, handle, grid, block, layout.shared, stream, overlaps, arguments)
+        attributes = attributes_of(layout)
+        did = Launched(kernel.name, handle, grid, block, layout.shared, stream, *attributes, arguments)
         self.pause(0.0005)  # others run
         self.launches.append(did)
         if self.computes and kernel.signature is ladder.SIGNATURE:
@@ -182,15 +193,6 @@ class HostGpu:
         after = self._arguments(kernel, table)
         assert repr(after) == repr(arguments), "another thread used this frame"  # also if a scalar is NaN
         return 0
-
-    @staticmethod
-    def _overlaps(layout):
-        if not layout.attribute_count:
-            return False
-        assert layout.attribute_count == 1
-        identity, _, value = struct.unpack("=iii", ctypes.string_at(layout.attributes, 12))
-        assert (identity, value) == (SERIALIZATION, 1)
-        return True
 
     @staticmethod
     def _arguments(kernel, table):

@@ -8,6 +8,7 @@ kernel serves all tiles, whose extents it is told.
 
 from numba import cuda, float32, int64, uint32
 
+from ...device.grid_order import wait_for_last
 from ...device.matrix import shifted
 from ...device.partition import batch_place, load_partial, member_of, owner, part_slot, tile_place
 from ...device.store import element_store
@@ -42,6 +43,7 @@ def build(config, variant):
         k_tiles = uint32(partition.k_tiles)
         lead = owner(partition, uint32(index * k_tiles))
         parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
+        wait_for_last()  # all parts have been written
         if parts > uint32(1):  # else stream_k has written the tile
             threads, size = int64(cuda.blockDim.x), int64(uint32(rows * cols))
             at = int64(element) * threads + int64(tid)

@@ -21,6 +21,7 @@ __all__ = [
     "READS_APART",
     "PartitionLayout",
     "adds_apart",
+    "adds_early",
     "default_partition",
     "packed_extents",
     "partition_layout",
@@ -32,7 +33,7 @@ MOST_THREADS, ADDED_AT_ONCE = 256, 8  # of the kernel that adds parts: threads, 
 MANY_ELEMENTS = 1 << 17  # from which on each of its threads has four elements instead of one
 GROUP = 8  # rows of tiles that are walked together
 MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
-READS_APART = 4  # of parts of a tile, one after the other, beyond which another kernel adds them
+READS_APART = 3  # of parts of a tile, one after the other, beyond which another kernel adds them
 
 
 class PartitionLayout(NamedTuple):
@@ -61,6 +62,15 @@ def adds_apart(config: Any, partition: Partition, tiles: int) -> bool:
     shared = tiles - partition.whole
     fits = config.threads <= MOST_THREADS and max(config.BM, config.BN) < 1 << EXTENT_BITS and shared <= MAX_GRID_Y
     return fits and partition.blocks > READS_APART * parts_at_once(config) * shared > 0
+
+
+def adds_early(config: Any) -> bool:
+    """Return True if the kernel that adds parts may start while `stream_k` runs.
+
+    It may not beside the largest thread tiles, whose blocks fill a multiprocessor: measured, that takes longer.
+    """
+    sums: int = config.TM * config.TN
+    return sums < 128
 
 
 def packed_extents(config: Any) -> int:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ...device.access import ACCESSES, covers
-from ...device.units import FLOAT32_BYTES, MAX_GRID_Y, VECTOR_BYTES, WARP, ceil_div
+from ...device.units import FLOAT32_BYTES, MAX_GRID_Y, OVERLAPPING, RESERVED_SHARED, VECTOR_BYTES, WARP, ceil_div
 from ..code import Code
 from ..product import Layout, Product, access_of
 from ..stage import IEEE, Gpu, Partition, Piece, Stage, cut, require
@@ -352,9 +352,13 @@ class LadderStage(Stage):
             elements = 4 if shared * config.BM * config.BN >= MANY_ELEMENTS else 1  # per thread
             adding = adding_kernel(elements, product.epilogue, len(vectors))
             grid = (config.TM * config.TN // elements, shared, 1)
-            adds = Step(adding, grid, (config.threads, 1, 1), arguments)
+            adds = Step(adding, grid, (config.threads, 1, 1), arguments, gpu.cc >= OVERLAPPING)
             return Launches((Step(kernel, made.grid, block, arguments), adds), size, behind=1)
-        return Launches((Step(kernel, made.grid, block, arguments),), size, counters)
+        carve_out = -1
+        if config.lanes_k > 1 and gpu.shared:  # `thin` has many copies in flight, which need the L1 cache
+            room = ceil_div(made.grid[0], gpu.sm_count) * (config.dynamic_shared + RESERVED_SHARED)
+            carve_out = ceil_div(100 * room, gpu.shared) if room <= gpu.shared else -1
+        return Launches((Step(kernel, made.grid, block, arguments, False, carve_out),), size, counters)
 
     def pieces(self, config: TileConfig, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
         """Divide a product into parts that one launch can compute: a grid has up to 65,535 blocks along y.

@@ -26,6 +26,7 @@ from ...device.access import covers
 from ...device.address import col_step, pinned, shared_address, shared_load4, transposed
 from ...device.async_copy import commit_group, wait_group
 from ...device.compensated import compensated_sums, plain_sums
+from ...device.grid_order import let_next_start
 from ...device.matrix import shifted
 from ...device.outer_product import outer_product
 from ...device.partition import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
@@ -33,7 +34,7 @@ from ...device.store import row_store, staged_store
 from ...device.tile_loader import tile_loader
 from ...device.units import FLOAT32_BYTES, WARP
 from ...simulator.switch import device_function, hardware_only
-from .partitions import parts_at_once
+from .partitions import adds_early, parts_at_once
 from .stage import SUMS_STAGED, compensates, require
 
 SUMS_SPREAD = 64  # per thread; from here on, spreading 4-byte copies over k-steps always pays
@@ -89,7 +90,7 @@ def build(config, variant):
     TOTALS = (TM, TN) if COMPENSATED else (1, 1)
     clear, add_exactly, finish = compensated_sums(TM, TN, checked=False)
     compute_special = plain_sums(TM, TN, LANES_M, LANES_N)
-    AT_ONCE = parts_at_once(config)
+    AT_ONCE, ADDED_EARLY = parts_at_once(config), adds_early(config)
     store_row = row_store(TN, 4 * LANES_N, variant.c_aligned, variant.c_partial)
     # Without an epilogue, small tiles are stored faster directly.
     STAGED = variant.epilogue is not None or (not variant.c_aligned and TM * TN >= SUMS_STAGED)
@@ -247,6 +248,8 @@ def build(config, variant):
             if not COMPENSATED and uint32(last - first) < k_tiles:
                 lead = owner(partition, uint32(index * k_tiles))
                 parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
+                if ADDED_EARLY:
+                    let_next_start()  # `add_parts` may start, and waits until all blocks have ended
                 mine = part_slot(partition, index, lead, uint32(block - lead))
                 for i in range(TM):
                     store_partial_row(partition, mine, tid, acc, i)

@@ -42,11 +42,6 @@ FARTHEST = 120  # limit of a scale's logarithm, so that the product of two scale
 
 
 @device_function
-def nothing():
-    """Do nothing; stands in for instructions that older GPUs lack."""
-
-
-@device_function
 def place_in_block(x, block, row_blocks):
     """Position of a thread: index of its block along k, row in x, row in the block, chunk of the row."""
     tid = uint32(cuda.threadIdx.x)
@@ -76,16 +71,15 @@ def places(batched: bool):
     return this_one, done_already
 
 
-def build(precision: TensorPrecision, overlapping: bool = True, batched: bool = False):
+def build(precision: TensorPrecision, batched: bool = False):
     """Make the kernel ``(x, x_parts, y, y_parts, steps)``.
 
     For a scaled precision it is ``(x, x_parts, x_large, y, y_parts, y_large, steps)``, with the results of
     `build_row_maxima`. Along x, the grid has one block per 32 rows of the padded operands and slot of k. If `batched`,
     the matrices are along y, and `steps` are the bytes from one to the next: 0 for an operand that all matrices share,
-    and for its parts. An `overlapping` kernel, for 9.0 and up, lets the next kernel start while it runs.
+    and for its parts.
     """
     this_one, done_already = places(batched)
-    let_next, wait_last = (let_next_start, wait_for_last) if overlapping else (nothing, nothing)
     PARTS, PER_WORD, SLOT_K, SCALED = precision.parts, precision.per_word, precision.slot_k, precision.scaled
     PART_WORDS = DECOMPOSED_ROWS * ROW_WORDS
     narrow = {"tf32": tf32, "bf16": bf16, "f16": f16}[precision.kind]
@@ -185,7 +179,7 @@ def build(precision: TensorPrecision, overlapping: bool = True, batched: bool = 
 
     @cuda.jit(**hardware_only(launch_bounds=THREADS))
     def decompose(x, x_parts, y, y_parts, steps):
-        let_next()
+        let_next_start()
         tile = cuda.shared.array(TILE_WORDS, float32, alignment=16)
         block, x_blocks = uint32(cuda.blockIdx.x), blocks(x_parts)
         if block < x_blocks:
@@ -195,8 +189,8 @@ def build(precision: TensorPrecision, overlapping: bool = True, batched: bool = 
 
     @cuda.jit(**hardware_only(launch_bounds=THREADS))
     def decompose_scaled(x, x_parts, x_large, y, y_parts, y_large, steps):
-        let_next()
-        wait_last()  # the largest elements have been found
+        let_next_start()
+        wait_for_last()  # the largest elements have been found
         tile = cuda.shared.array(TILE_WORDS, float32, alignment=16)
         block, x_blocks = uint32(cuda.blockIdx.x), blocks(x_parts)
         if block < x_blocks:
@@ -207,14 +201,13 @@ def build(precision: TensorPrecision, overlapping: bool = True, batched: bool = 
     return decompose_scaled if SCALED else decompose
 
 
-def build_row_maxima(overlapping: bool = True, batched: bool = False):
+def build_row_maxima(batched: bool = False):
     """Make the kernel ``(x, x_large, y, y_large, steps)``, which finds the largest magnitude per row and span of k.
 
     Spans are equal multiples of 512 terms. ``x_large`` has one row per span, with one float per row of x, padded to a
     multiple of 32. Along x, the grid has one block per 32 of these floats; the rest is as in `build`. NaN is ignored.
     """
     this_one, done_already = places(batched)
-    let_next = let_next_start if overlapping else nothing
 
     @device_function
     def row_maxima_block(x, large, block, found):
@@ -257,7 +250,7 @@ def build_row_maxima(overlapping: bool = True, batched: bool = False):
 
     @cuda.jit(**hardware_only(launch_bounds=THREADS))
     def row_maxima(x, x_large, y, y_large, steps):
-        let_next()
+        let_next_start()
         found = cuda.shared.array((CHUNKS, DECOMPOSED_ROWS), float32)
         block, x_blocks = uint32(cuda.blockIdx.x), uint32(x_large.shape[0] * (x_large.shape[1] // DECOMPOSED_ROWS))
         if block < x_blocks:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ...device.units import FLOAT32_BYTES, ceil_div
+from ...device.units import FLOAT32_BYTES, OVERLAPPING, ceil_div
 from ..code import Code
 from ..product import Layout, Product
 from ..stage import Gpu
@@ -22,7 +22,6 @@ from .precision import TENSOR_PRECISIONS, TensorPrecision
 DECOMPOSE_SIGNATURE, ROW_MAXIMA_SIGNATURE = (
     Code("tensor_core.signatures", f"{name}_signature") for name in ("decompose", "row_maxima")
 )
-OVERLAPPING = (9, 0)  # compute capability from which on a kernel can let the next one start before it has ended
 SCRATCH_ALIGNMENT = 256
 BLOCK = (THREADS, 1, 1)
 
@@ -164,7 +163,7 @@ def decomposing_steps(
     i, j = 0 if wanted[0] else 1, 1 if wanted[1] else 0
     x, y, x_step, y_step = operands[i], operands[j], steps[i], steps[j]
     places, own, matrices = made.arguments, made.steps, made.matrices
-    decompose, row_maxima = preparing_kernels(made.precision, gpu.cc >= OVERLAPPING, batched)
+    decompose, row_maxima = preparing_kernels(made.precision, batched)
     grid = (made.decompose_blocks, matrices, 1)
     if not made.precision.scaled:
         words = Words((x_step, own[i], y_step, own[j]))
@@ -174,7 +173,7 @@ def decomposing_steps(
     first = Step(row_maxima, (made.maxima_blocks, matrices, 1), BLOCK, (x, places[p], y, places[q], words))
     words = Words((x_step, own[i], own[p], y_step, own[j], own[q]))
     arguments = (x, places[i], places[p], y, places[j], places[q], words)
-    return first, Step(decompose, grid, BLOCK, arguments, overlaps)
+    return first, Step(decompose, grid, BLOCK, arguments, overlaps and gpu.cc >= OVERLAPPING)
 
 
 # ------------------------------------------------------------------------------------------------------------- kernels
@@ -188,14 +187,11 @@ class DecomposeVariant:
     ----------
     precision : TensorPrecision or None
         Precision; None for row maxima, which are the same for all.
-    overlapping : bool
-        True if the next kernel may start while it runs.
     batched : bool
         True if the grid's y axis counts matrices of a batch.
     """
 
     precision: TensorPrecision | None
-    overlapping: bool
     batched: bool
 
 
@@ -204,32 +200,32 @@ def build_decompose(config: None, variant: DecomposeVariant) -> Any:
     assert variant.precision is not None
     from .decompose import build
 
-    return build(variant.precision, variant.overlapping, variant.batched)
+    return build(variant.precision, variant.batched)
 
 
 def build_row_maxima(config: None, variant: DecomposeVariant) -> Any:
     """Build the kernel that finds the largest magnitudes of rows of A and columns of B."""
     from .decompose import build_row_maxima as build
 
-    return build(variant.overlapping, variant.batched)
+    return build(variant.batched)
 
 
 @lru_cache(maxsize=256)
-def preparing_kernels(precision: TensorPrecision, overlapping: bool, batched: bool) -> tuple[Kernel, Kernel]:
+def preparing_kernels(precision: TensorPrecision, batched: bool) -> tuple[Kernel, Kernel]:
     """Return the kernel that decomposes operands, and the one that finds row maxima.
 
     Precisions whose parts are the same share both.
     """
     same = (one for one in TENSOR_PRECISIONS.values() if one.decomposition == precision.decomposition)
     if (shared := next(same)) != precision:
-        return preparing_kernels(shared, overlapping, batched)
-    variant = DecomposeVariant(precision, overlapping, batched)
+        return preparing_kernels(shared, batched)
+    variant = DecomposeVariant(precision, batched)
     name, threads = f"decompose_{precision.name}", THREADS
     first = Kernel(name, build_decompose, DECOMPOSE_SIGNATURE, None, variant, 0, threads)
-    return first, _row_maxima(overlapping, batched)
+    return first, _row_maxima(batched)
 
 
-@lru_cache(maxsize=4)
-def _row_maxima(overlapping: bool, batched: bool) -> Kernel:
-    variant = DecomposeVariant(None, overlapping, batched)
+@lru_cache(maxsize=2)
+def _row_maxima(batched: bool) -> Kernel:
+    variant = DecomposeVariant(None, batched)
     return Kernel("row_maxima", build_row_maxima, ROW_MAXIMA_SIGNATURE, None, variant, 0, THREADS)

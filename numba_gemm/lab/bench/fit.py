@@ -29,7 +29,7 @@ from numba_gemm.runtime.device import DeviceProperties
 
 CONSTANTS = (
     *("LAUNCH", "PIECE", "BLOCK", "OVERLAP", "MEMORY_OVERLAP", "STORE", "STORE_FLOATS", "PARTIAL_SECTORS"),
-    *("STORE_COLUMNS", "MEET", "WAIT", "PUBLISH", "TRIP", "ADDING", "APART", "APART_BY_FOUR"),
+    *("STORE_COLUMNS", "MEET", "WAIT", "PUBLISH", "TRIP", "ADDING", "ADDING_EARLY", "APART", "APART_BY_FOUR"),
     *("SHARED_RATE", "LONE_RATE", "MEMORY_EFFICIENCY", "NARROW_ROWS", "NARROW_FLOATS", "PLACE", "PLACE_FLOATS", "RUN"),
 )
 FIELDS = ("efficiency", "alone", "floats", "first")  # of a rate
