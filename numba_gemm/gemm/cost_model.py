@@ -51,7 +51,8 @@ MEET, TRIP = 4310, 713
 # The same in `thin`, which publishes parts: clocks in any case, and per byte of a part. It adds more parts than
 # `IN_GROUP` in groups, and then the groups' sums.
 WAIT, PUBLISH, IN_GROUP = 1740, 0.55, 16
-# Clocks of the launch that adds parts of sums, and if it may start early; and of an SM per byte of C, by threads of one element and of four.
+# Clocks of the launch that adds parts of sums, and of one that may start early; and of an SM per byte of C, by threads
+# of one element and of four.
 ADDING, ADDING_EARLY, APART, APART_BY_FOUR = 6550, 4570, 0.282, 0.0599
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
 SHARED_RATE, LONE_RATE = 18.8, 68.3
