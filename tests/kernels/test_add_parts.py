@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support import compile_stages
 from support.ladder_cases import Operand
+from support.offline import offline
 
 from numba_gemm import tiled_sgemm
 from numba_gemm.gemm import heuristics
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES, _moving, partitions, stage
-from numba_gemm.kernels.stage import Partition
+from numba_gemm.kernels.product import Product, dense
+from numba_gemm.kernels.stage import Gpu, Partition
 from numba_gemm.runtime import launch
 from numba_gemm.runtime.device import synchronize
 
@@ -103,3 +106,24 @@ def test_a_traced_launch_computes_all_of_c():
     x, y, z = (Operand.place(one, one) for one in (a, b, c))
     launch.simulated(STREAM_K, STREAM_K.test_config, 1.0, x.matrix, y.matrix, 0.0, z.matrix).run()
     np.testing.assert_allclose(c, a.astype(np.float64) @ b, atol=1e-4)
+
+
+@pytest.mark.parametrize(("cc", "early"), [((8, 0), False), ((9, 0), True), ((12, 0), True)])
+def test_it_may_start_early_from_9_0_on(cc, early):
+    config = next(one for one in STREAM_K.configs if (one.BM, one.BN) == (64, 64))
+    product = Product(dense("N", 64, 64 * config.BK), dense("N", 64 * config.BK, 64), dense("N", 64, 64))
+    made = STREAM_K.launches(config, product, "ieee", Partition(16, 0), Gpu(cc, 132))
+    assert [step.overlaps for step in made.steps] == [False, early]
+
+
+def test_stream_k_lets_it_start_where_it_may():
+    """Blocks of the largest thread tiles fill a multiprocessor; below 9.0, there is no such instruction."""
+    jobs = [
+        {"stage": "stream_k", "config": one.name, "cc": [*cc], "aligned": True}
+        for one in STREAM_K.configs
+        if (one.BM, one.BN, one.BK) in ((128, 256, 16), (64, 64, 16))
+        for cc in ((8, 0), (9, 0))
+    ]
+    found = {(job["config"], *job["cc"]): one for job, one in zip(jobs, offline(compile_stages.outcomes, jobs))}
+    for (name, *cc), code in found.items():
+        assert ("PREEXIT" in code["opcodes"]) == (cc == [9, 0] and not name.startswith("128x256")), (name, cc)

@@ -17,6 +17,8 @@ if not SIMULATOR:
 from numba_gemm.device.partition import PartitionArguments
 from numba_gemm.kernels.ladder import STAGES, _lanes, thin
 from numba_gemm.kernels.ladder.stage import TileConfig, Variant, covering
+from numba_gemm.kernels.product import Product, dense
+from numba_gemm.kernels.stage import Gpu, Partition
 from numba_gemm.simulator import scheduler
 
 FOUR = STAGES["thin"].test_config
@@ -258,3 +260,18 @@ def test_configurations_are_checked() -> None:
             thin.build(FOUR.replace(**changes), variant)
     with pytest.raises(ValueError, match="slots hold the sums"):
         thin.build(SIXTEEN.replace(BM=32, TM=4, slots=2), variant)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "per_sm", "shared"), [(4, 2, 1 << 16), (5, 3, 1 << 16), (4, 2, 0), (4, 2, 1 << 10), (40, 20, 1 << 16)]
+)
+def test_shared_memory_for_its_own_blocks(blocks: int, per_sm: int, shared: int) -> None:
+    """On two multiprocessors; unless the driver cannot be told, or not all blocks fit at once."""
+    m, k = 16 * FOUR.BM, 4 * FOUR.BK
+    product = Product(dense("N", m, k), dense("N", k, FOUR.BN), dense("N", m, FOUR.BN))
+    (step,) = STAGES["thin"].launches(FOUR, product, "ieee", Partition(blocks, 0), Gpu((9, 0), 2, shared)).steps
+    room = per_sm * (FOUR.dynamic_shared + 1024)  # a kilobyte of each block is the system's
+    if room > shared:
+        assert step.carve_out == -1
+    else:
+        assert room <= step.carve_out * shared / 100 < room + shared / 100

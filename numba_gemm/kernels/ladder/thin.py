@@ -16,8 +16,8 @@ Idea: such a product reads its operands once and computes little, so only the nu
 Traffic: A and B once, if C is one tile; A once and BN/BM of its bytes for B, from the L2 cache, if it has more rows.
 Registers and shared memory: TM*TN accumulators, twice as many in "bf16x6", and 4*TM floats of A, or up to 64 floats of
     other blocks' parts; slots*(BM + BN + 2)*BK floats at most.
-Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.58, 1.63 and
-    1.28 of a copy's bandwidth, 1.02, 2.12 and 1.67 of cuBLAS SGEMM.
+Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.59, 1.58 and
+    1.26 of a copy's bandwidth, 1.06, 2.10 and 1.67 of cuBLAS SGEMM.
 Limits: within a block, the start and end of a tile do not overlap with the next tile; the other blocks of the
     multiprocessor hide that latency. Operands whose rows are not 16-byte aligned are copied float by float. "auto"
     considers this stage for a C of few rows or columns, and for any C of up to 2^18 elements.
