@@ -1,9 +1,10 @@
-"""The kernel that adds the parts of tiles that many blocks of stream_k share, after it.
+"""The kernel that adds the parts of tiles that many blocks of stream_k share.
 
 In stream_k itself, one block per tile adds the parts, and waits for a few of them at a time. Here each element of a
 tile has a thread, which waits for several parts of it at a time. It executes hundreds of instructions to find its place
 and theirs, so if there are many elements, four neighbours in a row have one. Sums are the same, in the same order. One
-kernel serves all tiles, whose extents it is told.
+kernel serves all tiles, whose extents it is told. From compute capability 9.0 on, it may start while stream_k writes
+its last parts (`device.grid_order`), and waits until stream_k has ended.
 """
 
 from numba import cuda, float32, int64, uint32
