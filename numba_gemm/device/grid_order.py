@@ -12,7 +12,7 @@ kernels run one after the other there.
 
 from __future__ import annotations
 
-from ..simulator.switch import SIMULATOR
+from ..simulator.switch import SIMULATOR, device_function
 
 if SIMULATOR:
 
@@ -67,3 +67,8 @@ else:
             return _from_9_0(context, builder, "griddepcontrol.wait;")
 
         return types.void(), codegen
+
+
+@device_function
+def nothing():
+    """Do nothing, in place of `let_next_start`."""

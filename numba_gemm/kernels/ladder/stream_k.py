@@ -26,7 +26,7 @@ from ...device.access import covers
 from ...device.address import col_step, pinned, shared_address, shared_load4, transposed
 from ...device.async_copy import commit_group, wait_group
 from ...device.compensated import compensated_sums, plain_sums
-from ...device.grid_order import let_next_start
+from ...device.grid_order import let_next_start, nothing
 from ...device.matrix import shifted
 from ...device.outer_product import outer_product
 from ...device.partition import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
@@ -90,7 +90,8 @@ def build(config, variant):
     TOTALS = (TM, TN) if COMPENSATED else (1, 1)
     clear, add_exactly, finish = compensated_sums(TM, TN, checked=False)
     compute_special = plain_sums(TM, TN, LANES_M, LANES_N)
-    AT_ONCE, ADDED_EARLY = parts_at_once(config), adds_early(config)
+    AT_ONCE = parts_at_once(config)
+    let_adding_start = let_next_start if adds_early(config) else nothing
     store_row = row_store(TN, 4 * LANES_N, variant.c_aligned, variant.c_partial)
     # Without an epilogue, small tiles are stored faster directly.
     STAGED = variant.epilogue is not None or (not variant.c_aligned and TM * TN >= SUMS_STAGED)
@@ -248,8 +249,7 @@ def build(config, variant):
             if not COMPENSATED and uint32(last - first) < k_tiles:
                 lead = owner(partition, uint32(index * k_tiles))
                 parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
-                if ADDED_EARLY:
-                    let_next_start()  # `add_parts` may start, and waits until all blocks have ended
+                let_adding_start()  # `add_parts` waits until all blocks have ended
                 mine = part_slot(partition, index, lead, uint32(block - lead))
                 for i in range(TM):
                     store_partial_row(partition, mine, tid, acc, i)
