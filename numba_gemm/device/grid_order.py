@@ -4,7 +4,7 @@ A kernel that is launched this way (`kernels.step.Step`, ``overlaps``) may start
 has called `let_next_start` or has ended. The previous kernel's writes are visible after `wait_for_last`.
 
 Below 9.0, where kernels run one after the other, both functions do nothing. The compiler decides this when it reads the
-target's number; Numba has one representation of a kernel for all targets.
+target's number: what Numba makes of a kernel is kept for all targets (`runtime.kept_library`).
 
 PTX ISA: "griddepcontrol". LLVM, "User Guide for NVPTX Back-end": "__nvvm_reflect". Simulator twin: nothing, since
 kernels run one after the other there.

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import ceil, inf, sqrt
 
-from ..device.units import FLOAT32_BYTES, WARP
+from ..device.units import FLOAT32_BYTES, OVERLAPPING, WARP
 from ..kernels.ladder.partitions import (
     ADDED_AT_ONCE,
     MANY_ELEMENTS,
@@ -175,7 +175,7 @@ class Costs:
         ]
         self.in_groups, self.direct, self.divides = stage.name == "thin", stage.name == DIRECT, stage.takes_partition
         self.apart = READS_APART * parts_at_once(config) if stage.adds_apart else inf
-        self._adding = ADDING_EARLY if adds_early(config) else ADDING
+        self._adding = ADDING_EARLY if adds_early(config) and cc >= OVERLAPPING else ADDING
         place, factor = (PLACE, 1.0) if vectors else (PLACE_FLOATS, NARROW_FLOATS)
         run = config.BK if a_along else config.BM
         self.bytes_factor = factor * (1.0 if a_along else NARROW_ROWS) * (1.0 + place / (FLOAT32_BYTES * run))

@@ -36,13 +36,19 @@ OVERLAPS = int(IDS.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
 CARVE_OUT = int(IDS.CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT)
 
 
-@cache  # for as long as launches may point to them; the driver only reads them
+_attributes: dict[tuple[bool, int], Any] = {}  # never removed: launches point to them; the driver only reads them
+
+
 def attributes_of(overlaps: bool, carve_out: int) -> Any:
     """Return a launch's attributes, see `Step`, as the driver reads them."""
+    key = overlaps, carve_out
+    if (known := _attributes.get(key)) is not None:
+        return known
     found = [_LaunchAttribute(OVERLAPS, b"", (1,))] * overlaps
     if carve_out >= 0:
         found.append(_LaunchAttribute(CARVE_OUT, b"", (carve_out,)))
-    return (_LaunchAttribute * len(found))(*found)
+    # One operation: if several threads make them, all get those that stay.
+    return _attributes.setdefault(key, (_LaunchAttribute * len(found))(*found))
 
 
 class FrameLayout:
@@ -60,8 +66,8 @@ class FrameLayout:
         # Words that do not move are integers, also NumPy's: shapes of arrays may have these.
         words: list[Any] = []
         moved, found, starts, configs = [], [], [], []
-        for kernel, grid, block, arguments, *attributes in steps:
-            made = attributes_of(*attributes)
+        for kernel, grid, block, arguments, overlaps, carve_out in steps:
+            made = attributes_of(overlaps, carve_out)
             configs.append(CONFIG.pack(*grid, *block, kernel.dynamic_shared, 0, ctypes.addressof(made), len(made)))
             starts.append(8 * len(words))
             for argument in arguments:

@@ -240,3 +240,19 @@ def test_a_refused_launch_raises(made, monkeypatch):
     with pytest.raises(RuntimeError, match="cuLaunchKernelEx 719"):
         new_frame().launch(0)
     assert len(driver.launched) == 1, "those after it are not enqueued"
+
+
+def test_attributes_that_two_threads_make_are_those_that_stay(monkeypatch):
+    """Launches point to them, so what one thread has been given must not be replaced by what another one makes."""
+    real, first = frames._LaunchAttribute, []
+
+    class Late(real):
+        def __init__(self, *values):
+            super().__init__(*values)
+            if not first:  # another thread makes the same, and is done first
+                first.append(None)
+                first[0] = frames.attributes_of(True, 37)
+
+    monkeypatch.setattr(frames, "_attributes", {})
+    monkeypatch.setattr(frames, "_LaunchAttribute", Late)
+    assert frames.attributes_of(True, 37) is first[0] is frames.attributes_of(True, 37)

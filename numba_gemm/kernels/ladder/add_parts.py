@@ -3,8 +3,8 @@
 In stream_k itself, one block per tile adds the parts, and waits for a few of them at a time. Here each element of a
 tile has a thread, which waits for several parts of it at a time. It executes hundreds of instructions to find its place
 and theirs, so if there are many elements, four neighbours in a row have one. Sums are the same, in the same order. One
-kernel serves all tiles, whose extents it is told. From compute capability 9.0 on, it may start while stream_k writes
-its last parts (`device.grid_order`), and waits until stream_k has ended.
+kernel serves all tiles, whose extents it is told. From compute capability 9.0 on, it may start before stream_k has
+ended, if thread tiles are not the largest (`partitions.adds_early`); then it waits for that end.
 """
 
 from numba import cuda, float32, int64, uint32

@@ -65,7 +65,7 @@ def adds_apart(config: Any, partition: Partition, tiles: int) -> bool:
 
 
 def adds_early(config: Any) -> bool:
-    """Return True if the kernel that adds parts may start while `stream_k` runs.
+    """Return True if `stream_k` lets the kernel that adds parts start while it runs, from compute capability 9.0 on.
 
     It may not beside the largest thread tiles, whose blocks fill a multiprocessor: measured, that takes longer.
     """
