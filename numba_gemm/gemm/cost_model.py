@@ -15,14 +15,7 @@ from dataclasses import replace
 from math import ceil, inf, sqrt
 
 from ..device.units import FLOAT32_BYTES, OVERLAPPING, WARP
-from ..kernels.ladder.partitions import (
-    ADDED_AT_ONCE,
-    MANY_ELEMENTS,
-    MAX_LINE,
-    READS_APART,
-    adds_early,
-    parts_at_once,
-)
+from ..kernels.ladder.partitions import ADDED_AT_ONCE, MANY_ELEMENTS, MAX_LINE, READS_APART, adds_early, parts_at_once
 from ..kernels.ladder.stage import LadderStage, TileConfig, stores_partial_vectors
 from ..models.roofline import FP32_LANES_PER_SM
 from .ladder_rates import COMPENSATED, Rate

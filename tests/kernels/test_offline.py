@@ -24,7 +24,8 @@ from numba_gemm.kernels.stage import Stage
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 
 MAIN_CC = (9, 0)
-# For these, NVVM makes the same PTX as for 9.0; ptxas makes the same machine code for 8.9 as for 8.6.
+# For these, NVVM makes the same PTX as for 9.0, but for tiles of stream_k that let `add_parts` start early; ptxas makes
+# the same machine code for 8.9 as for 8.6.
 SAME_PTX = ((7, 5), (8, 0), (8, 6))
 SAME_CODE = {(8, 9): (8, 6)}
 OLD_CCS = (*SAME_PTX, *SAME_CODE, MAIN_CC)

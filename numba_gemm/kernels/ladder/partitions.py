@@ -69,8 +69,7 @@ def adds_early(config: Any) -> bool:
 
     It may not beside the largest thread tiles, whose blocks fill a multiprocessor: measured, that takes longer.
     """
-    sums: int = config.TM * config.TN
-    return sums < 128
+    return bool(config.TM * config.TN < 128)
 
 
 def packed_extents(config: Any) -> int:

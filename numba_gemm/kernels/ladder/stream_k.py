@@ -249,7 +249,7 @@ def build(config, variant):
             if not COMPENSATED and uint32(last - first) < k_tiles:
                 lead = owner(partition, uint32(index * k_tiles))
                 parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
-                let_adding_start()  # `add_parts` waits until all blocks have ended
+                let_adding_start()  # `add_parts` may be launched; it waits until all blocks have ended
                 mine = part_slot(partition, index, lead, uint32(block - lead))
                 for i in range(TM):
                     store_partial_row(partition, mine, tid, acc, i)
