@@ -36,19 +36,18 @@ OVERLAPS = int(IDS.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
 CARVE_OUT = int(IDS.CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT)
 
 
+NO_ATTRIBUTES = 0, 0  # address and number
 _attributes: dict[tuple[bool, int], Any] = {}  # never removed: launches point to them; the driver only reads them
 
 
-def attributes_of(overlaps: bool, carve_out: int) -> Any:
-    """Return a launch's attributes, see `Step`, as the driver reads them."""
-    key = overlaps, carve_out
-    if (known := _attributes.get(key)) is not None:
-        return known
+def attributes_of(overlaps: bool, carve_out: int) -> tuple[int, int]:
+    """Return the address and the number of a launch's attributes, see `Step`, as the driver reads them."""
     found = [_LaunchAttribute(OVERLAPS, b"", (1,))] * overlaps
     if carve_out >= 0:
         found.append(_LaunchAttribute(CARVE_OUT, b"", (carve_out,)))
     # One operation: if several threads make them, all get those that stay.
-    return _attributes.setdefault(key, (_LaunchAttribute * len(found))(*found))
+    made = _attributes.setdefault((overlaps, carve_out), (_LaunchAttribute * len(found))(*found))
+    return ctypes.addressof(made), len(made)
 
 
 class FrameLayout:
@@ -67,8 +66,8 @@ class FrameLayout:
         words: list[Any] = []
         moved, found, starts, configs = [], [], [], []
         for kernel, grid, block, arguments, overlaps, carve_out in steps:
-            made = attributes_of(overlaps, carve_out)
-            configs.append(CONFIG.pack(*grid, *block, kernel.dynamic_shared, 0, ctypes.addressof(made), len(made)))
+            attributes = attributes_of(overlaps, carve_out) if overlaps or carve_out >= 0 else NO_ATTRIBUTES
+            configs.append(CONFIG.pack(*grid, *block, kernel.dynamic_shared, 0, *attributes))
             starts.append(8 * len(words))
             for argument in arguments:
                 if type(argument) is MatrixAt:  # most are; their address alone moves

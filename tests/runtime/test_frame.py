@@ -255,4 +255,4 @@ def test_attributes_that_two_threads_make_are_those_that_stay(monkeypatch):
 
     monkeypatch.setattr(frames, "_attributes", {})
     monkeypatch.setattr(frames, "_LaunchAttribute", Late)
-    assert frames.attributes_of(True, 37) is first[0] is frames.attributes_of(True, 37)
+    assert frames.attributes_of(True, 37) == first[0] == frames.attributes_of(True, 37)

@@ -354,10 +354,10 @@ class LadderStage(Stage):
             grid = (config.TM * config.TN // elements, shared, 1)
             adds = Step(adding, grid, (config.threads, 1, 1), arguments, gpu.cc >= OVERLAPPING)
             return Launches((Step(kernel, made.grid, block, arguments), adds), size, behind=1)
-        # `thin` copies some operands through the L1 cache, which is to be as large as its blocks allow.
-        room = ceil_div(made.grid[0], gpu.sm_count) * (config.dynamic_shared + RESERVED_SHARED)
-        fits = config.lanes_k > 1 and room <= gpu.shared
-        carve_out = ceil_div(100 * room, gpu.shared) if fits else -1
+        carve_out = -1
+        if config.lanes_k > 1:  # `thin` copies some operands through the L1 cache, which its blocks leave room for
+            room = -(-made.grid[0] // gpu.sm_count) * (kernel.dynamic_shared + RESERVED_SHARED)
+            carve_out = -(-100 * room // gpu.shared) if room <= gpu.shared else -1
         return Launches((Step(kernel, made.grid, block, arguments, False, carve_out),), size, counters)
 
     def pieces(self, config: TileConfig, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
