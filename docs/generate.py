@@ -49,6 +49,7 @@ GENERATORS: dict[str, Callable[[Published], str]] = {
     "choices": random_shapes.choices,
     "router_gates": random_shapes.router_gates,
     "distributed": several_gpus.distributed,
+    "distributed_h100": several_gpus.distributed_h100,
     "streamed_devices": several_gpus.streamed_devices,
     "torch_step": torch_tables.torch_step,
     "training": torch_tables.training,

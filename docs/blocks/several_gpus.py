@@ -1,7 +1,7 @@
 """Blocks of the page on several GPUs: products of divided matrices, and products of host memory on two GPUs."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -10,12 +10,38 @@ from blocks.published import Published, code, missed, source
 from numba_gemm.lab.bench.distributed import EXPERIMENT as DISTRIBUTED
 from numba_gemm.lab.bench.tables import Column, figure, number, significant, table, text
 
-FOLDER = "../../h100x2"  # relative to the results of one GPU
+H100S, H200S = "../../h100x2", "../../h200x2"  # relative to the results of one GPU
+
+
+def distributed_h100(found: Published) -> str:
+    """Table of the speeds of distributed products on H100s."""
+    return compared(*found.measured("distributed", folder=H100S))
 
 
 def distributed(found: Published) -> str:
-    """Table of the speeds of distributed products per GPU, and of what they are compared with."""
-    rows, how = found.measured("distributed", folder=FOLDER)
+    """Tables of the speeds of distributed products on H200s, and of what belongs to them."""
+    rows, how = found.measured("distributed", folder=H200S)
+    heads = ("mhz", "MHz"), ("watts", "W")
+    beside = table(
+        "",
+        [row for row in rows if isinstance(row["mhz"], str)],
+        text("placements", "placements"),
+        Column("N", lambda row: str(int(row["n"]))),
+        code("precision"),
+        figure("by copies", "tflops", number),
+        figure("predicted", "predicted_tflops", number),
+        *(
+            text(f"{begin}{name}", f"{head}{of}")
+            for name, head in heads
+            for begin, of in (("alone_", " alone"), ("", ""))
+        ),
+    )
+    explained = "Rates that the model predicts from the speed alone, and the clock and power of each GPU:"
+    return "\n\n".join([compared(rows, how), explained, beside.markdown()])
+
+
+def compared(rows: Sequence[Mapping[str, Any]], how: Mapping[str, Any]) -> str:
+    """Table of the speeds of distributed products per GPU and of what they are compared with, and what is missed."""
 
     def ratio(over: str, under: str) -> Callable[[Mapping[str, Any]], str]:
         return lambda row: number(row[over] / row[under], 3)
@@ -36,29 +62,13 @@ def distributed(found: Published) -> str:
         figure("`A @ B` of DTensors", "dtensor_tflops", number),
         figure("error", "error", significant, 2),
     )
-    heads = ("mhz", "MHz"), ("watts", "W")
-    beside = table(
-        "",
-        [row for row in rows if isinstance(row["mhz"], str)],
-        text("placements", "placements"),
-        Column("N", lambda row: str(int(row["n"]))),
-        code("precision"),
-        figure("by copies", "tflops", number),
-        figure("predicted", "predicted_tflops", number),
-        *(
-            text(f"{begin}{name}", f"{head}{of}")
-            for name, head in heads
-            for begin, of in (("alone_", " alone"), ("", ""))
-        ),
-    )
-    explained = "Rates that the model predicts from the speed alone, and the clock and power of each GPU:"
     claims = missed(DISTRIBUTED.claims(pd.DataFrame(rows)))
-    return "\n\n".join([made.markdown(), claims, explained, beside.markdown(), source(how)])
+    return "\n\n".join([made.markdown(), claims, source(how)])
 
 
 def streamed_devices(found: Published) -> str:
     """Table of the speed of products of host memory on one GPU and on two."""
-    rows, how = found.measured("streamed", folder=FOLDER)
+    rows, how = found.measured("streamed", folder=H100S)
     made = table(
         "",
         [row for row in rows if not math.isnan(row["devices"])],

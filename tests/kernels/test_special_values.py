@@ -97,24 +97,29 @@ def test_sums_have_the_class_of_float32_sums(data, geometry, slot_bits):
 
 
 class Lanes:
-    """Stands in for `cuda`: lanes of a warp, one thread each, that exchange values within the masks they name."""
+    """Stands in for `cuda`: lanes of a warp, one thread each, that all exchange values at the same points."""
 
     def __init__(self) -> None:
         self.threadIdx = threading.local()
         self.values = [0] * WARP
-        self.barriers: dict[int, threading.Barrier] = {}
-        self.lock = threading.Lock()
+        self.barrier = threading.Barrier(WARP, timeout=20)
 
-    def shfl_xor_sync(self, mask, value, distance):
-        lane = self.threadIdx.x % WARP
-        assert int(mask) >> lane & int(mask) >> (lane ^ distance) & 1, "a mask names both lanes that exchange values"
-        with self.lock:
-            barrier = self.barriers.setdefault(int(mask), threading.Barrier(int(mask).bit_count(), timeout=20))
-        self.values[lane] = value
-        barrier.wait()  # all have written before any reads
-        found = self.values[lane ^ distance]
-        barrier.wait()  # all have read before any writes its next value
-        return found
+    def exchange(self, kind, mask, value):
+        """Return what all lanes pass; they must call the same function."""
+        assert mask == 0xFFFFFFFF
+        self.barrier.wait()  # all have read before any writes its next value
+        self.values[self.threadIdx.x % WARP] = kind, value
+        self.barrier.wait()  # all have written before any reads
+        kinds, values = zip(*self.values)
+        assert set(kinds) == {kind}
+        return values
+
+    def shfl_sync(self, mask, value, lane):
+        assert 0 <= lane < WARP
+        return self.exchange("shfl_sync", mask, value)[lane]
+
+    def any_sync(self, mask, condition):
+        return any(self.exchange("any_sync", mask, condition))
 
     def run(self, of_lane):
         def run(lane):
@@ -126,36 +131,36 @@ class Lanes:
 
 
 @pytest.mark.parametrize("marked", [True, False])
-@pytest.mark.parametrize("slot_bits", [5, 6])
-def test_lanes_search_rows_and_columns_together(slot_bits, marked, monkeypatch):
-    """Also lanes whose sums are not wanted, or do not exist, take part; no lane waits for one that has ended."""
+@pytest.mark.parametrize(("rows", "cols", "slot_bits"), [(2, 6, 5), (2, 16, 6), (4, 12, 6)])
+def test_lanes_search_for_each_other(rows, cols, slot_bits, marked, monkeypatch):
+    """Also lanes whose sums are not wanted, or do not exist, take part."""
     from numba_gemm.kernels.tensor_core import special_values
     from numba_gemm.kernels.tensor_core.special_values import infinite_terms, special_sums
 
-    generator, k = np.random.default_rng(6), 700
-    x, y = (generator.integers(-2, 3, extents).astype(np.float32) for extents in ((13, k), (k, 22)))
-    for one in (x, y.T):
+    generator, k, top, left = np.random.default_rng(6), 300, 16, 8  # the first row and column of the warp
+    m, n = top + 8 * rows - 3, left + 4 * cols - 2
+    x, y = (generator.integers(-2, 3, extents).astype(np.float32) for extents in ((m, k), (k, n)))
+    for one in (x[top:], y.T[left:]):
         for value in (NAN, INF, -INF, INF, -INF, LARGEST, INF):
-            one[generator.integers(0, 13, 2), generator.integers(0, k, 2)] = value
+            one[generator.integers(0, len(one), 2), generator.integers(0, k, 2)] = value
     a, b = marks_of(x, slot_bits) if marked else None, marks_of(y.T, slot_bits)
-    wanted = [np.uint64(each) for each in generator.integers(0, 1 << 12, WARP) * (generator.random(WARP) < 0.8)]
+    wanted = [int(each) for each in generator.integers(0, 1 << rows * cols, WARP) * (generator.random(WARP) < 0.8)]
     lanes = Lanes()
     monkeypatch.setattr(special_values, "cuda", lanes)
-    ahead, team = special_values.AHEAD_TOGETHER, special_values.lanes_of_warp
-    terms, expected = infinite_terms(2, 6, ahead, team), float32_sums(x, y)
+    terms, expected = infinite_terms(rows, cols, team=special_values.lanes_of_warp), float32_sums(x, y)
 
     def of_lane(lane):
+        at = top + lane // 4, left + lane % 4 * 2
         with np.errstate(all="ignore"):
-            return terms(wanted[lane], a, b, x, y, lane // 4, lane % 4 * 2, slot_bits, marked)
+            return terms(np.uint64(wanted[lane]), a, b, x, y, *at, slot_bits, marked)
 
     found, special = lanes.run(of_lane), 0
-    for lane, (i, j) in itertools.product(range(WARP), itertools.product(range(2), range(6))):
-        at, bit = (lane // 4 + 8 * i, lane % 4 * 2 + j // 2 * 8 + j % 2), np.uint64(1 << 6 * i + j)
-        if wanted[lane] & bit and at[0] < x.shape[0] and at[1] < y.shape[1]:
+    for lane, (i, j) in itertools.product(range(WARP), itertools.product(range(rows), range(cols))):
+        at, bit = (top + lane // 4 + 8 * i, left + lane % 4 * 2 + j // 2 * 8 + j % 2), 1 << cols * i + j
+        if wanted[lane] & bit and at[0] < m and at[1] < n:
             with np.errstate(all="ignore"):
-                np.testing.assert_equal(
-                    special_sums()(bit, found[lane], x, y, *at), expected[at], err_msg=f"element {at}"
-                )
+                value = special_sums()(np.uint64(bit), found[lane], x, y, *at)
+            np.testing.assert_equal(value, expected[at], err_msg=f"element {at}")
             special += not np.isfinite(expected[at])
     assert special > 50
 

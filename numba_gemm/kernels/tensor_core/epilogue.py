@@ -18,7 +18,7 @@ from ...device.store import element_store
 from ...simulator.switch import SIMULATOR, device_function
 from ..ladder.partitions import GROUP
 from .config import NARROW
-from .special_values import AHEAD, AHEAD_TOGETHER, alone, infinite_terms, lanes_of_warp, special_sums
+from .special_values import AHEAD, AHEAD_IN_WARP, alone, infinite_terms, lanes_of_warp, special_sums
 from .stage import TensorVariant
 
 HUGE = 2.0**126  # four times this is infinite
@@ -112,7 +112,7 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
     store1, READS_ROWS = element_store(variant.epilogue), bool(variant.rows)
     TOGETHER = not (READS_ROWS or SIMULATOR)  # the simulator has no instructions by which lanes exchange values
     team = lanes_of_warp if TOGETHER else alone
-    _, _, any_of_all = team()
+    *_, any_of_all = team()
 
     @device_function
     def down(row, j, q):
@@ -192,7 +192,7 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
         return again
 
     write_all = for_each_sum(GROUPS, write_one)
-    narrow, ahead = variant.rows == NARROW, AHEAD_TOGETHER if TOGETHER else AHEAD
+    narrow, ahead = variant.rows == NARROW, AHEAD_IN_WARP if TOGETHER else AHEAD
     special_terms = infinite_terms(2 * DEEP, COLS, ahead, team, narrow) if PARTS > 1 else None
     special_sum = special_sums(narrow)
 

@@ -7,11 +7,12 @@ are that small, the result follows from the infinite terms: NaN if one is NaN or
 their infinity.
 
 The decomposition marks the slots of each row of A, and column of B, in which an element is not ordinary. A thread
-searches the marked slots of its rows and columns for these elements, once for all of its sums; the lanes of a warp that
-have sums of the same row, or column, do so together. Rows of an A that is not decomposed have no marks: they are
-searched whole, by each thread alone, since such kernels have no registers left. Sums that do not follow from infinite
-terms are recomputed term by term: those that overflow, and those for which a finite element above `ORDINARY` is found
-before it is known that they are NaN.
+searches the marked slots of its rows and columns for these elements, once for all of its sums. Several lanes of a warp
+have sums of the same row, or column. So each lane searches one row, then a few columns, of the warp's, and tells the
+others what it finds. Rows of an A that is not decomposed have no marks: they are searched whole, by each thread alone,
+since such kernels have no registers left. Sums that do not follow from infinite terms are recomputed term by term:
+those that overflow, and those for which a finite element above `ORDINARY` is found before it is known that they are
+NaN.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import inf, isnan, nan
 
-from numba import cuda, float32, int64, uint32, uint64
+from numba import cuda, float32, int32, int64, uint32, uint64
 
 from ...device.address import col_step, transposed
 from ...device.half import reader
@@ -29,8 +30,7 @@ from ..product import BFLOAT16
 from .config import MARKED_WORDS, ORDINARY, ROW_WORDS
 
 AHEAD = 16  # terms of a recomputed sum, marks, or elements that are loaded at a time
-AHEAD_TOGETHER = 8  # marks, or elements, that each of several lanes loads at a time
-ROW_LANES, COL_LANES = 4, 8  # that have sums of the same row, next to each other; of the same column, four apart
+AHEAD_IN_WARP = 32  # marks, or elements, that a lane loads at a time if lanes of a warp search for each other
 
 
 @lru_cache(maxsize=2)
@@ -72,105 +72,108 @@ def recomputation(narrow: bool = False):
 
 @lru_cache(maxsize=1)
 def alone():
-    """Make the device functions of `lanes_of_warp` for threads each of which searches alone."""
+    """Make what `infinite_terms` uses of `lanes_of_warp`, for threads each of which searches alone."""
 
     @device_function
-    def share(paired):
-        return int64(0), int64(1)
+    def to_search(first, begin, count, paired):
+        return place_of(first, begin, paired)
 
     @device_function
-    def least(value, paired):
-        return value
+    def found_in(value, first, i, last, paired):
+        return (value,)
 
     @device_function
     def any_of_all(condition):
         return condition
 
-    return share, least, any_of_all
+    return (1, 1), 1, to_search, found_in, any_of_all
 
 
 @lru_cache(maxsize=1)
 def lanes_of_warp():
-    """Make three device functions for lanes of a warp that search a row together or, if `paired`, a column.
+    """Make what `infinite_terms` uses for lanes of a warp that search lines, which are rows or columns, for each other.
 
-    ``share(paired)`` returns the number of the lane among these, and how many they are. All of them must call
-    ``least(value, paired)``, which returns the least of their values. All lanes of the warp must call
-    ``any_of_all(condition)``, which returns whether it is true in any.
+    It returns how many of a thread's rows, and columns, are among 32 of the warp, which are searched at a time; how
+    many of these are looked up at a time; and three device functions. ``to_search(first, begin, count, paired)``
+    returns the line that this lane searches, of those from the `begin`-th of a thread's `count` on;
+    ``found_in(value, first, i, last, paired)`` the values in the lanes that search this thread's i-th line and those
+    after it, up to the last; and ``any_of_all(condition)`` whether it is true in any lane. All lanes must call the
+    latter two.
     """
 
     @device_function
-    def share(paired):
-        lane = int64(uint32(cuda.threadIdx.x) % uint32(WARP))
-        return (lane // ROW_LANES, int64(COL_LANES)) if paired else (lane % ROW_LANES, int64(ROW_LANES))
+    def lane():
+        return int64(uint32(cuda.threadIdx.x) % uint32(WARP))
 
     @device_function
-    def least(value, paired):
-        lane = uint32(uint32(cuda.threadIdx.x) % uint32(WARP))
-        mask = uint32(uint32(0x11111111) << uint32(lane % uint32(ROW_LANES)))
-        if not paired:
-            mask = uint32(uint32(0xF) << uint32(lane // uint32(ROW_LANES) * uint32(ROW_LANES)))
-        distance, end = (ROW_LANES, WARP) if paired else (1, ROW_LANES)
-        while distance < end:
-            value = min(value, cuda.shfl_xor_sync(mask, value, distance))
-            distance *= 2
-        return value
+    def to_search(first, begin, count, paired):
+        start = first // 8 * 8
+        return min(place_of(start, begin, paired) + lane(), start + (count * 8 >> paired) - 1)
+
+    @device_function
+    def value_in(value, first, i, paired):
+        return cuda.shfl_sync(uint32(0xFFFFFFFF), value, int32(place_of(first % 8, i, paired) % WARP))
+
+    @device_function
+    def found_in(value, first, i, last, paired):
+        return (
+            value_in(value, first, i, paired),
+            value_in(value, first, min(i + 1, last), paired),
+            value_in(value, first, min(i + 2, last), paired),
+            value_in(value, first, min(i + 3, last), paired),
+        )
 
     @device_function
     def any_of_all(condition):
         return cuda.any_sync(uint32(0xFFFFFFFF), condition)
 
-    return share, least, any_of_all
+    return (WARP // 8, WARP // 4), 4, to_search, found_in, any_of_all
 
 
-def search(ahead: int, share, least, element):
-    """Make a device function ``(parts, x, line, k, slot_bits, marked, paired)`` that finds elements ``x[line, k]``.
+def search(ahead: int, element):
+    """Make a device function ``(parts, x, line, k, slot_bits, marked)`` that finds elements ``x[line, k]``.
 
-    It returns the first k, from this one on, of an element that is not ordinary, or the end of k. If `marked`, it skips
-    slots without a mark. `ahead` is the number of marks, or elements, that a lane loads at a time. Lanes that search
-    together, as `share` and `least` say, call it with the same arguments. `element` reads one of x.
+    It returns the first k, from this one on, of an element that is not ordinary, and the element; or the end of k, and
+    zero. If `marked`, it skips slots without a mark. `ahead` is the number of marks, or elements, that are loaded at a
+    time, a power of two of at most a slot's terms. `element` reads an element of x.
     """
 
     @device_function
-    def next_marked(parts, line, slot, slots, paired):
+    def next_marked(parts, line, slot, slots):
         col = parts.shape[1] // MARKED_WORDS * ROW_WORDS + line
-        own, lanes = share(paired)
         found = slots
         while slot < slots and found == slots:
             for i in range(ahead):
-                at = min(slot + own * ahead + (ahead - 1 - i), slots - 1)
+                at = min(slot + (ahead - 1 - i), slots - 1)
                 if parts[at, col] != float32(0):
                     found = at
-            found = least(found, paired)
-            slot += lanes * ahead
+            slot += ahead
         return found
 
     @device_function
-    def next_special(parts, x, line, k, slot_bits, marked, paired):
-        end = x.shape[1]
-        own, lanes = share(paired)
-        window = min(lanes * ahead, int64(1) << slot_bits)  # a slot at most: the next one may have no mark
+    def next_special(parts, x, line, k, slot_bits, marked):
+        end, value = x.shape[1], float32(0)
         found = end
         while k < end and found == end:
             slot = k >> slot_bits
             if marked and k == slot << slot_bits:
-                k = next_marked(parts, line, slot, ((end - 1) >> slot_bits) + 1, paired) << slot_bits
-            start = k & -window
-            first = start + min(own * ahead, window - ahead)
+                k = next_marked(parts, line, slot, ((end - 1) >> slot_bits) + 1) << slot_bits
+            start = k & -ahead
             for i in range(ahead):
-                at = min(first + (ahead - 1 - i), end - 1)
-                if at >= k and not abs(element(x, line, at)) <= float32(ORDINARY):
-                    found = at
-            found = least(found, paired)
-            k = start + window
-        return found
+                at = min(start + (ahead - 1 - i), end - 1)
+                one = element(x, line, at)  # even if it is not wanted: loads under conditions wait for each other
+                if not abs(one) <= float32(ORDINARY) and at >= k:
+                    found, value = at, one
+            k = start + ahead
+        return found, value
 
     return next_special
 
 
 @device_function
-def place_of(first, i, paired, extent):
-    """Return the i-th row or column of a thread's sums; columns come in pairs. Beyond the edge it is the last one."""
-    return min(first + (i >> paired) * 8 + (i & paired), extent - 1)
+def place_of(first, i, paired):
+    """Return the i-th row or column of a thread's sums; columns come in pairs."""
+    return first + (i >> paired) * 8 + (i & paired)
 
 
 @lru_cache(maxsize=64)
@@ -183,29 +186,34 @@ def infinite_terms(rows: int, cols: int, ahead: int = AHEAD, team=alone, narrow:
     `a_marked`, `a` is not read. The function returns three masks: of sums with a term of plus infinity, of sums with
     one of minus infinity, and of sums with an element that is finite and not ordinary. A term that is NaN counts as
     both infinities. A search ends when each wanted sum of its row or column is NaN or has such an element: it is found
-    out, or must be recomputed. With `lanes_of_warp` as `team`, all lanes of the warp must call the function. If
-    `narrow`, x has rows of BF16.
+    out, or must be recomputed. With `lanes_of_warp` as `team`, all lanes of the warp must call the function, with the
+    rows and columns that the lanes of a tensor core's accumulator have. If `narrow`, x has rows of BF16.
     """
-    ONE_ROW, ONE_COL, TOGETHER = (1 << cols) - 1, sum(1 << i * cols for i in range(rows)), min(8, max(rows, cols))
-    share, least, _ = team()
-    element = elements(narrow)
-    next_special = search(ahead, share, least, element)
+    most, LINES, to_search, found_in, any_of_all = team()
+    ROWS, COLS = min(most[0], rows), min(most[1], cols)
+    ONE_ROW, ONE_COL = (1 << cols) - 1, sum(1 << i * cols for i in range(rows))
+    FIRST_ROWS, FIRST_COLS = (1 << ROWS * cols) - 1, ((1 << COLS) - 1) * ONE_COL
+    OTHERS = min(8 // LINES, max(rows, cols))  # rows or columns whose terms are loaded at a time
+    next_special, element = search(ahead, elements(narrow)), elements(narrow)
 
     @device_function
-    def add_terms(positive, negative, value, other, k, first, paired, count, bit, step):
-        """Take in the terms of an infinity, or NaN, with the elements of the other operand that it is multiplied by."""
-        j = int64(0)
-        while j < count:
-            for i in range(TOGETHER):
-                at = min(j + i, count - 1)
-                term = value * element(other, place_of(first, at, paired, other.shape[0]), k)
-                own = uint64(1) << uint64(bit + at * step)
-                if not term < float32(0):
-                    positive |= own
-                if not term > float32(0):
-                    negative |= own
-            j += TOGETHER
-        return positive, negative
+    def term_of(value, other, place, k, end):
+        return value * element(other, place, min(k, end - 1))
+
+    @device_function
+    def one_term(values, other, place, places, end):
+        return (term_of(values[0], other, place, places[0], end),)
+
+    @device_function
+    def four_terms(values, other, place, places, end):
+        return (
+            term_of(values[0], other, place, places[0], end),
+            term_of(values[1], other, place, places[1], end),
+            term_of(values[2], other, place, places[2], end),
+            term_of(values[3], other, place, places[3], end),
+        )
+
+    terms_of = one_term if LINES == 1 else four_terms
 
     @device_function
     def terms(sums, a, b, x, y, row, col, slot_bits, a_marked):
@@ -214,33 +222,46 @@ def infinite_terms(rows: int, cols: int, ahead: int = AHEAD, team=alone, narrow:
         # For rows, then for columns. Written out for both, this would take more registers than there are.
         parts, own, other, first, other_first = a, x, transposed(y), row, col
         mask, step, count, other_step, other_count = uint64(ONE_ROW), int64(cols), int64(rows), int64(1), int64(cols)
-        paired = int64(0)
-        while paired < 2:
-            line = int64(0)
-            while line < count:
-                wanted = sums & (mask << uint64(line * step))
-                place, k = place_of(first, line, paired, own.shape[0]), int64(-1)
-                while k + 1 < end and least(int64((positive & negative | large) & wanted == wanted), paired) == 0:
-                    k = next_special(parts, own, place, k + 1, slot_bits, a_marked or paired == 1, paired)
-                    value = element(own, place, min(k, end - 1))
-                    if k < end and abs(value) < float32(inf):
-                        large |= wanted
-                    elif k < end:
-                        positive, negative = add_terms(
-                            positive,
-                            negative,
-                            value,
-                            other,
-                            k,
-                            other_first,
-                            1 - paired,
-                            other_count,
-                            line * step,
-                            other_step,
-                        )
-                line += 1
+        at_once, group, paired = int64(ROWS), uint64(FIRST_ROWS), int64(0)
+        while paired < 2 and end > 0:
+            begin = int64(0)
+            while begin < count:
+                line, k = min(to_search(first, begin, count, paired), own.shape[0] - 1), int64(-1)
+                wanted = sums & (group << uint64(begin * step)) & ~(positive & negative | large)
+                while any_of_all(wanted != uint64(0)):
+                    k, special = next_special(parts, own, line, min(k + 1, end), slot_bits, a_marked or paired == 1)
+                    i, last, wanted = begin, min(begin + at_once, count) - 1, uint64(0)
+                    while i <= last:
+                        places = found_in(k, first, i, last, paired)
+                        values = found_in(special, first, i, last, paired)
+                        infinite = uint64(0)  # sums with an infinite term, or NaN
+                        for n in range(LINES):
+                            mine = sums & (mask << uint64(min(i + n, last) * step))
+                            if places[n] < end and mine & ~(positive & negative | large):
+                                wanted |= mine
+                                if abs(values[n]) < float32(inf):
+                                    large |= mine
+                                else:
+                                    infinite |= mine
+                        j = int64(0)
+                        while infinite and j < other_count:
+                            for following in range(OTHERS):
+                                at = min(j + following, other_count - 1)
+                                place = min(place_of(other_first, at, 1 - paired), other.shape[0] - 1)
+                                products = terms_of(values, other, place, places, end)
+                                for n in range(LINES):
+                                    bit = uint64(1) << uint64(min(i + n, last) * step + at * other_step)
+                                    if not products[n] < float32(0):
+                                        positive |= infinite & bit
+                                    if not products[n] > float32(0):
+                                        negative |= infinite & bit
+                            j += OTHERS
+                        i += LINES
+                    wanted &= ~(positive & negative | large)
+                begin += at_once
             parts, own, other, first, other_first = b, transposed(y), x, col, row
             mask, step, count, other_step, other_count = uint64(ONE_COL), other_step, other_count, step, count
+            at_once, group = int64(COLS), uint64(FIRST_COLS)
             paired += 1
         return positive, negative, large
 
