@@ -22,7 +22,6 @@ HEADLINE_SHAPES = (
     *(Shape(1024, 1024, 1024), Shape(2048, 2048, 1024), Shape(4096, 4096, 4096)),
     *(Shape(8192, 8192, 8192), Shape(16384, 16384, 1024)),
 )
-SPECIAL_FOLDER = "../../h100"  # of the newest run of `special_values`, relative to the results of one
 SPECIAL = {"nan": "NaN", "inf": "infinity"}
 ERROR = figure("error / bound", "error_in_bounds", significant, 2)
 OTHER_ARRAYS = re.compile("(cupy|numba) arrays")  # whose rows are summed up in a sentence
@@ -257,7 +256,7 @@ def tensor_ladder(found: Published) -> str:
 
 def special_values(found: Published) -> str:
     """Table of the cost of NaN and infinities, by precision and where they are."""
-    rows, how = found.measured("special_values", folder=SPECIAL_FOLDER)
+    rows, how = found.measured("special_values", folder=published.PRECISIONS_FOLDER)
     some = [row for row in rows if row["lines"]]
     frame = pd.DataFrame(some)
     counts = sorted({row["lines"] for row in some})
@@ -281,10 +280,10 @@ def special_values(found: Published) -> str:
 
 def special_line(found: Published) -> str:
     """Sentence about the largest slowdowns by NaN and infinities."""
-    rows, how = found.measured("special_values", folder=SPECIAL_FOLDER)
+    rows, _ = found.measured("special_values", folder=published.PRECISIONS_FOLDER)
     own = [row for row in rows if row["precision"] == SUMMARISED[0]]
     slowest = {name: max(row["times_as_long"] for row in own if row["operand"] == name) for name in LINES}
     return (
-        f"On an {device_name(how)}, `{SUMMARISED[0]}` takes up to {number(slowest['A'], 1)} times as long when rows of "
-        f"A contain NaN or an infinity, and up to {number(slowest['B'], 1)} times when columns of B do."
+        f"`{SUMMARISED[0]}` takes up to {number(slowest['A'], 1)} times as long when rows of A contain NaN or an "
+        f"infinity, and up to {number(slowest['B'], 1)} times when columns of B do."
     )
