@@ -215,7 +215,7 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
     def finish(c, row, col, alpha, total, beta, a, b, x, y, vectors, partial):
         if SCALED and not partial:
             unscale(total, a, b, row, col)
-        # A warp votes, so its lanes take the same way.
+        # Unless each lane searches alone, a warp votes, so its lanes take the same way.
         if in_pairs(c, row, col) and (PARTS == 1 or partial or not some_huge(total)):
             if beta != float32(0):  # all of C is read before any of it is written, so that the reads overlap
                 add_pairs(c, row, col, alpha, total, beta)

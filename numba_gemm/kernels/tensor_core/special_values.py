@@ -8,11 +8,11 @@ their infinity.
 
 The decomposition marks the slots of each row of A, and column of B, in which an element is not ordinary. A thread
 searches the marked slots of its rows and columns for these elements, once for all of its sums. Several lanes of a warp
-have sums of the same row, or column. So each lane searches one row, then a few columns, of the warp's, and tells the
-others what it finds. Rows of an A that is not decomposed have no marks: they are searched whole, by each thread alone,
-since such kernels have no registers left. Sums that do not follow from infinite terms are recomputed term by term:
-those that overflow, and those for which a finite element above `ORDINARY` is found before it is known that they are
-NaN.
+have sums of the same row, or column. So each lane searches one of the warp's rows, then every 32nd of its columns, and
+tells the others what it finds. Rows of an A that is not decomposed have no marks: they are searched whole, by each
+thread alone, since such kernels have no registers left. Sums that do not follow from infinite terms are recomputed term
+by term: those that overflow, and those for which a finite element above `ORDINARY` is found before it is known that
+they are NaN.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def recomputation(narrow: bool = False):
 
 @lru_cache(maxsize=1)
 def alone():
-    """Make what `infinite_terms` uses of `lanes_of_warp`, for threads each of which searches alone."""
+    """Make the same as `lanes_of_warp` for threads that search alone: one line at a time, and nothing is exchanged."""
 
     @device_function
     def to_search(first, begin, count, paired):
@@ -93,12 +93,13 @@ def alone():
 def lanes_of_warp():
     """Make what `infinite_terms` uses for lanes of a warp that search lines, which are rows or columns, for each other.
 
-    It returns how many of a thread's rows, and columns, are among 32 of the warp, which are searched at a time; how
-    many of these are looked up at a time; and three device functions. ``to_search(first, begin, count, paired)``
-    returns the line that this lane searches, of those from the `begin`-th of a thread's `count` on;
-    ``found_in(value, first, i, last, paired)`` the values in the lanes that search this thread's i-th line and those
-    after it, up to the last; and ``any_of_all(condition)`` whether it is true in any lane. All lanes must call the
-    latter two.
+    It returns ``(rows, columns), lines, to_search, found_in, any_of_all``. A warp searches 32 lines at a time, one per
+    lane; `rows`, or `columns`, of them are a thread's own. ``to_search(first, begin, count, paired)`` returns the line
+    that this lane searches when the turn begins with the `begin`-th of each thread's `count` lines.
+    ``found_in(value, first, i, last, paired)`` returns the values in the lanes that search `lines` of this thread's
+    lines, from the i-th on and up to the last. ``any_of_all(condition)`` returns whether it is true in any lane. All
+    lanes must call the latter two. A warp is 32 consecutive threads along x, and its first row and column are multiples
+    of 8.
     """
 
     @device_function
@@ -133,9 +134,9 @@ def lanes_of_warp():
 def search(ahead: int, element):
     """Make a device function ``(parts, x, line, k, slot_bits, marked)`` that finds elements ``x[line, k]``.
 
-    It returns the first k, from this one on, of an element that is not ordinary, and the element; or the end of k, and
-    zero. If `marked`, it skips slots without a mark. `ahead` is the number of marks, or elements, that are loaded at a
-    time, a power of two of at most a slot's terms. `element` reads an element of x.
+    It returns the first k, not below the one given, of an element that is not ordinary, and the element; or the end of
+    k, and zero. If `marked`, it skips slots without a mark. `ahead` is the number of marks, or elements, that are
+    loaded at a time, a power of two of at most a slot's terms. `element` reads an element of x.
     """
 
     @device_function
@@ -185,15 +186,16 @@ def infinite_terms(rows: int, cols: int, ahead: int = AHEAD, team=alone, narrow:
     `a` and `b` are the decomposed operands, `x` and `y` the original ones; a slot has ``2**slot_bits`` terms. Unless
     `a_marked`, `a` is not read. The function returns three masks: of sums with a term of plus infinity, of sums with
     one of minus infinity, and of sums with an element that is finite and not ordinary. A term that is NaN counts as
-    both infinities. A search ends when each wanted sum of its row or column is NaN or has such an element: it is found
-    out, or must be recomputed. With `lanes_of_warp` as `team`, all lanes of the warp must call the function, with the
-    rows and columns that the lanes of a tensor core's accumulator have. If `narrow`, x has rows of BF16.
+    both infinities. A search ends when every wanted sum is settled: it is NaN, or is to be recomputed because of a
+    finite element that is not ordinary. Lanes of a warp end together. With `lanes_of_warp` as `team`, all lanes of the
+    warp must call the function, with the rows and columns that they have of a tensor core's accumulator. If `narrow`, x
+    has rows of BF16.
     """
     most, LINES, to_search, found_in, any_of_all = team()
-    ROWS, COLS = min(most[0], rows), min(most[1], cols)
+    ROWS, COLS = min(most[0], rows), min(most[1], cols)  # own lines per turn; LINES of them per exchange
     ONE_ROW, ONE_COL = (1 << cols) - 1, sum(1 << i * cols for i in range(rows))
     FIRST_ROWS, FIRST_COLS = (1 << ROWS * cols) - 1, ((1 << COLS) - 1) * ONE_COL
-    OTHERS = min(8 // LINES, max(rows, cols))  # rows or columns whose terms are loaded at a time
+    OTHERS = min(8 // LINES, max(rows, cols))  # columns, or rows, of the other operand whose terms are loaded at a time
     next_special, element = search(ahead, elements(narrow)), elements(narrow)
 
     @device_function
