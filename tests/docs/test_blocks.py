@@ -10,7 +10,7 @@ import pytest
 from support.results import ENVIRONMENT, SHAPES, gpu_frame, gpu_row, save
 
 import generate
-from blocks import published, tables
+from blocks import published
 from generate import BLOCK, GENERATORS
 from numba_gemm.kernels.ladder import ASIDE, STAGES
 from numba_gemm.lab.bench import counters, results, streamed
@@ -220,7 +220,7 @@ class TestReadme:
         assert lines[1] == ["`ieee`", "pageable", "4 GB", "3.50 GB", "2.00", "1.90", "products", "60.0", "0.75"]
 
     @pytest.fixture
-    def tensor_folder(self, folder, monkeypatch):
+    def tensor_folder(self, folder):
         """Write the files of `bench.tensor_ladder` for four stages, and the sources of two."""
         place = folder / "latest" / published.PRECISIONS_FOLDER
         save(gpu_frame(), ENVIRONMENT, place)
@@ -237,7 +237,6 @@ class TestReadme:
         special += [("bf16x6", *of, count, 1.5 * count) for of in (("A", "nan"), ("B", "inf")) for count in (1, 64)]
         frame = pd.DataFrame(special, columns=["precision", "operand", "value", "lines", "times_as_long"])
         frame.assign(**where).to_csv(place / "special_values.csv", index=False)
-        monkeypatch.setattr(tables, "SPECIAL_FOLDER", published.PRECISIONS_FOLDER)
         for name in ("tensor_ladder", "special_values"):
             (place / f"{name}.json").write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
         (folder / "tensor_core").mkdir()
@@ -286,9 +285,8 @@ class TestReadme:
         assert made.count(" (2.50)") == 3
         assert "up to 96.0 times as long when rows of A contain NaN or an infinity, and up to 96.0 times" in made
 
-    def test_precisions_alone(self, tmp_path, monkeypatch):
+    def test_precisions_alone(self, tmp_path):
         """The pages state ratios of contenders that were measured alone, and nothing about turns."""
-        monkeypatch.setattr(tables, "SPECIAL_FOLDER", generate.RESULTS_FOLDER / tables.SPECIAL_FOLDER)
         folder = tmp_path / "latest"
         shutil.copytree(generate.RESULTS_FOLDER, folder)
         table = folder / published.PRECISIONS_FOLDER / "results.csv"
