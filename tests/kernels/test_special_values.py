@@ -137,7 +137,7 @@ def test_lanes_search_for_each_other(rows, cols, slot_bits, marked, monkeypatch)
     from numba_gemm.kernels.tensor_core import special_values
     from numba_gemm.kernels.tensor_core.special_values import infinite_terms, special_sums
 
-    generator, k, top, left = np.random.default_rng(6), 300, 16, 8  # the first row and column of the warp
+    generator, k, top, left = np.random.default_rng(6), 700, 16, 8  # the first row and column of the warp
     m, n = top + 8 * rows - 3, left + 4 * cols - 2
     x, y = (generator.integers(-2, 3, extents).astype(np.float32) for extents in ((m, k), (k, n)))
     for one in (x[top:], y.T[left:]):
@@ -147,7 +147,8 @@ def test_lanes_search_for_each_other(rows, cols, slot_bits, marked, monkeypatch)
     wanted = [int(each) for each in generator.integers(0, 1 << rows * cols, WARP) * (generator.random(WARP) < 0.8)]
     lanes = Lanes()
     monkeypatch.setattr(special_values, "cuda", lanes)
-    terms, expected = infinite_terms(rows, cols, team=special_values.lanes_of_warp), float32_sums(x, y)
+    ahead, team = special_values.AHEAD_IN_WARP, special_values.lanes_of_warp
+    terms, expected = infinite_terms(rows, cols, ahead, team), float32_sums(x, y)
 
     def of_lane(lane):
         at = top + lane // 4, left + lane % 4 * 2

@@ -206,6 +206,7 @@ def infinite_terms(rows: int, cols: int, ahead: int = AHEAD, team=alone, narrow:
     def one_term(values, other, place, places, end):
         return (term_of(values[0], other, place, places[0], end),)
 
+    # Written out, so that all loads are on their way: the compiler unrolls loops of few instructions only.
     @device_function
     def four_terms(values, other, place, places, end):
         return (
