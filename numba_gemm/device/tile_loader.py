@@ -37,6 +37,7 @@ from .address import (
     copy4_or_zero,
     copy16_if,
     copy16_or_zero,
+    copy16_or_zero_cached,
     global_load4_if,
     global_load4_or_zero,
     global_load4_over_zeros,
@@ -88,12 +89,20 @@ class TileLoader:
 
 @lru_cache(maxsize=256)
 def tile_loader(
-    access: str, extent: int, bk: int, threads: int, pitch: int, parts: int = 1, zeros_first: bool = False
+    access: str,
+    extent: int,
+    bk: int,
+    threads: int,
+    pitch: int,
+    parts: int = 1,
+    zeros_first: bool = False,
+    cached: bool = False,
 ) -> TileLoader:
     """Return the loader of tiles of `extent` rows and `bk` k by `threads` threads; ``covers`` must hold.
 
     A tile is fetched in at most `parts` parts, or in one part if vector accesses load it. With `zeros_first`, values in
-    flight take no registers before a product's first tile.
+    flight take no registers before a product's first tile. If `cached`, vectors of a partial tile come through the L1
+    cache, as single floats do.
     """
     if access not in ACCESSES:
         raise ValueError(f"access is {access!r}; expected one of {', '.join(ACCESSES)}")
@@ -102,7 +111,7 @@ def tile_loader(
     if access == "along4":
         return _along4(extent, bk, threads, pitch, global_load4_over_zeros if zeros_first else global_load4_or_zero)
     if access == "across4":
-        return _across4(extent, bk, threads, pitch)
+        return _across4(extent, bk, threads, pitch, copy16_or_zero_cached if cached else copy16_or_zero)
     if access == "across1":
         return _across1(extent, bk, threads, pitch, parts)
     return _along1(extent, bk, threads, pitch, parts, unit=access == "along1")
@@ -154,7 +163,7 @@ def _along4(extent, bk, threads, pitch, load):
     return TileLoader(LOADS, 4 * LOADS, 1, origin, place, _nothing_valid, begin, fetch, settle)
 
 
-def _across4(extent, bk, threads, pitch):
+def _across4(extent, bk, threads, pitch, copy):
     PER_K = threads // bk  # threads that share a k
     STEP = 4 * PER_K  # floats from one copy of a thread to its next copy
     COPIES = extent // STEP
@@ -177,7 +186,7 @@ def _across4(extent, bk, threads, pitch):
         here = int64(tid // PER_K) < width
         for j in range(COPIES):
             inside = here and uint32(j) < valid
-            copy16_or_zero(tiles, uint32(to + 4 * j * STEP), x, addresses[0] + 4 * j * STEP, inside)
+            copy(tiles, uint32(to + 4 * j * STEP), x, addresses[0] + 4 * j * STEP, inside)
 
     @device_function
     def fetch(tiles, to, x, addresses, valid, more, staged, part):

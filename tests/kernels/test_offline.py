@@ -171,12 +171,13 @@ def test_compiled_stage_is_what_it_claims(names):
     check(chain.from_iterable(assemble_cases(case, SAME_PTX) for case in aligned), RESOURCES)
 
 
-def test_thin_copies_narrow_columns_through_the_l1_cache():
-    thin = STAGES["thin"]
-    batch = [Case(thin, one, MAIN_CC, True) for one in thin.configs if (one.BM, one.BN) in [(16, 4), (16, 16)]]
-    outcomes = {case.config.BN: code for case, code in compile_cases(batch)}  # B's contiguous axis is n
-    assert outcomes[4]["cached_copies"] > 0
-    assert outcomes[16]["cached_copies"] == 0
+@pytest.mark.parametrize(("name", "cached"), [("thin", True), ("short_sums", True), ("stream_k", False)])
+def test_operands_stored_by_columns_are_copied_through_the_l1_cache(name, cached):
+    config = next(one for one in STAGES[name].configs if (one.BM, one.BN) == (32, 32))
+    ways = [("along4", "along4"), ("along4", "across4"), ("across4", "along4")]
+    batch = [Case(STAGES[name], config, MAIN_CC, True, variant=Variant(a, b, True)) for a, b in ways]
+    copies = [code["cached_copies"] > 0 for _, code in compile_cases(batch)]
+    assert copies == [False, cached, cached]
 
 
 def test_parts_of_sums_in_thin_meet_without_counters():

@@ -61,8 +61,9 @@ def build(config, variant):
             "plain sums": not variant.compensated,
         },
     )
-    a_loader = tile_loader(variant.a, BM, BK, THREADS, A_PITCH)
-    b_loader = tile_loader(variant.b, BN, BK, THREADS, B_PITCH)
+    # Blocks that share rows of A or columns of B read them at the same time, those of one multiprocessor from its L1 cache.
+    a_loader = tile_loader(variant.a, BM, BK, THREADS, A_PITCH, cached=True)
+    b_loader = tile_loader(variant.b, BN, BK, THREADS, B_PITCH, cached=True)
     A_ADDRESSES, A_STAGED = a_loader.addresses, a_loader.staged
     B_ADDRESSES, B_STAGED = b_loader.addresses, b_loader.staged
     origin_a, place_a, valid_a, begin_a, _, settle_a = a_loader.functions
