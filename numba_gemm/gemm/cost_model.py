@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from math import ceil, inf, sqrt
+from math import ceil, inf, log2, sqrt
 
+from ..device.access import SECTOR
 from ..device.units import FLOAT32_BYTES, OVERLAPPING, WARP
 from ..kernels.ladder.partitions import ADDED_AT_ONCE, MANY_ELEMENTS, MAX_LINE, READS_APART, adds_early, parts_at_once
 from ..kernels.ladder.stage import LadderStage, TileConfig, stores_partial_vectors
@@ -26,37 +27,41 @@ __all__ = ["Costs"]
 # 27,408 choices for 1,095 products on an H100 and an H200 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md).
 # The fit starts from earlier ones, which other rates and those of the largest two tiles are from. For other GPUs,
 # `lab choices` measures, and `python -m numba_gemm.lab.bench.fit` fits.
-# Clocks of a launch, of a piece of a tile of C, and of each block of an SM.
+# Clocks of a launch on all SMs, of a piece of a tile of C, and of each block of an SM.
 LAUNCH, PIECE, BLOCK = 1850, 1400, 122
+# Clocks by which fewer blocks end sooner, each time that their number is halved: the slowest block decides.
+SOONER = 75.1
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.31
 # So do these and the operands' bytes, but for `thin`.
 MEMORY_OVERLAP = 2.58
 # Bytes of C per clock that an SM writes: in vectors, or float by float through shared memory; and float by float from
 # where the sums are, as small thread tiles do without an epilogue.
-STORE, STORE_FLOATS = 32.2, 9.75
+STORE, STORE_FLOATS = 32.2, 15
 # Factor by which stores of `short_sums` take longer if rows of C begin or end within a sector.
-PARTIAL_SECTORS = 1.27
+PARTIAL_SECTORS = 1.26
 # The same, as a limit of all SMs, for a C whose rows in memory are columns of tiles: each float is written for itself.
 STORE_COLUMNS = 0.65
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
 MEET, TRIP = 4310, 713
 # The same in `thin`, which publishes parts: clocks in any case, and per byte of a part. It adds more parts than
 # `IN_GROUP` in groups, and then the groups' sums.
-WAIT, PUBLISH, IN_GROUP = 1740, 0.55, 16
+WAIT, PUBLISH, IN_GROUP = 1540, 0.552, 16
 # Clocks of the launch that adds parts of sums, and of one that may start early; and of an SM per byte of C, by threads
 # of one element and of four.
 ADDING, ADDING_EARLY, APART, APART_BY_FOUR = 6550, 4570, 0.282, 0.0599
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
 SHARED_RATE, LONE_RATE = 18.8, 68.3
+# The same of first chunks in `thin`, for which all blocks wait at the same time; later ones overlap with multiply-adds.
+CHUNK_RATE = 39.8
 # Fraction of device memory's theoretical bandwidth that kernels reach.
 MEMORY_EFFICIENCY = 0.915
 # Factors by which bytes take longer in `thin`: if the contiguous axis of A is not k, and if it is copied by floats.
-NARROW_ROWS, NARROW_FLOATS = 0.87, 1.06
+NARROW_ROWS, NARROW_FLOATS = 0.807, 1.09
 # A tile is copied in runs, as long as the tile along the contiguous axis. Each run of A takes as much longer as this
 # number of bytes, if it is copied in vectors, and by floats; and each run of A or B in `thin` keeps an SM busy for so
 # many clocks.
-PLACE, PLACE_FLOATS, RUN = 23.4, 35.5, 0.493
+PLACE, PLACE_FLOATS, RUN = 23.4, 35.5, 0.306
 # Operations that compensated sums take beside each multiply-add, in `stream_k` and in `thin`; registers per SM; floats
 # that `thin` converts to float64 per clock, and clocks until a lane's sum is added to those of others in float64.
 COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 65536, 16, 6
@@ -106,6 +111,7 @@ class Costs:
 
     __slots__ = (
         "_adding",
+        "_arrival",
         "_at_once",
         "_begin",
         "_blocks",
@@ -176,6 +182,9 @@ class Costs:
         self._blocks = rate.resident * sm_count
         # Clocks per tile and term in which a tile's operands come from the L2 cache, if that may take longest.
         self._traffic = FLOAT32_BYTES * (config.BM + config.BN) / (SHARED_RATE * sm_count) if self.in_groups else 0.0
+        # Clocks per block and term in which first chunks arrive; runs shorter than a sector take as long as one.
+        runs = max(config.BM, 1 if a_along else SECTOR) + max(config.BN, 1 if b_along else SECTOR)
+        self._arrival = FLOAT32_BYTES * runs / (CHUNK_RATE * sm_count) if self.in_groups else 0.0
         self._size = FLOAT32_BYTES * config.BM * config.BN
         by_floats = self.direct or (stores_partial_vectors(config) and not stores_vectors)
         self._store = BLOCK + self._size / (STORE_FLOATS if by_floats else STORE) + finishing
@@ -190,8 +199,10 @@ class Costs:
         meeting = TRIP + self._size / SHARED_RATE + (min(self._adding, meeting) if stage.adds_apart else meeting)
         self._meeting = inf if self._undivided else meeting
 
-    def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, float, float]:
+    def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, float, float, float]:
         """Return clocks that no division can go below, numbers of tiles and k-tiles, and clocks of the bytes.
+
+        The last number is the clocks that each block adds to the time in which first chunks arrive.
 
         All multiprocessors are busy with multiply-adds and stores, and some block computes all k-tiles of a tile, or an
         equal part of them, which it adds to another's. The bytes of `memory` clocks overlap with these.
@@ -218,9 +229,14 @@ class Costs:
             least += memory
         elif not self.in_groups:
             least = (least**MEMORY_OVERLAP + memory**MEMORY_OVERLAP) ** (1 / MEMORY_OVERLAP)
-        elif memory > least:
+        arrival = self._arrival * (k if k < BK else BK) / k_tiles if self.in_groups else 0.0
+        if tiles < self.sms:
+            least += arrival * tiles - SOONER * log2(self.sms / tiles)
+        else:
+            least += arrival * self.sms
+        if self.in_groups and memory > least:
             least = memory
-        return (LAUNCH + least) * ROUNDING, tiles, k_tiles, memory
+        return (LAUNCH + least) * ROUNDING, tiles, k_tiles, memory, arrival
 
     def divisions(self, tiles: int, k_tiles: float) -> list[tuple[int, int]]:
         """Return ways to divide a product: blocks, and tiles that one block each computes.
@@ -240,7 +256,13 @@ class Costs:
         return found + [(tiles * split, 0) for split in SPLITS if split <= most]
 
     def ways(
-        self, tiles: int, k_tiles: float, memory: float = 0.0, limit: float = inf, least: float = inf
+        self,
+        tiles: int,
+        k_tiles: float,
+        memory: float = 0.0,
+        arrival: float = 0.0,
+        limit: float = inf,
+        least: float = inf,
     ) -> list[Way]:
         """Return each way to divide a product, and the clocks that it takes if memory does not limit it.
 
@@ -251,10 +273,10 @@ class Costs:
         earlier one.
         """
         if not self.divides:
-            clocks = self.clocks(tiles, k_tiles, [(tiles, tiles)])[0][0]
+            clocks = self.clocks(tiles, k_tiles, [(tiles, tiles)], 0.0, arrival)[0][0]
             return [(clocks + memory if self.direct else clocks, 0, None)]
         divisions = [(tiles, tiles)] if self._undivided else self.divisions(tiles, k_tiles)
-        return self.clocks(tiles, k_tiles, divisions, memory, limit, least)
+        return self.clocks(tiles, k_tiles, divisions, memory, arrival, limit, least)
 
     def clocks(
         self,
@@ -262,6 +284,7 @@ class Costs:
         k_tiles: float,
         divisions: Iterable[tuple[int, int]],
         memory: float = 0.0,
+        arrival: float = 0.0,
         limit: float = inf,
         least: float = inf,
     ) -> list[Way]:
@@ -275,6 +298,9 @@ class Costs:
         for division in divisions:
             blocks, whole = division
             resident, clocks = -(-blocks // sms), 0.0
+            launch = LAUNCH + arrival * (blocks if blocks < most else most)
+            if blocks < sms:
+                launch -= SOONER * log2(sms / blocks)
             if blocks > most:  # one block per tile, in rounds
                 each = self.rate.resident
                 rounds, rest = divmod(resident, each)
@@ -282,6 +308,8 @@ class Costs:
                 if in_groups and rest:  # the last round begins when the others have read their share of the bytes
                     share = memory * rounds * most / blocks
                     clocks = clocks if clocks > share else share
+                if rest and each == 2 and not in_groups:  # an SM's two blocks end together, and two others begin
+                    rest = 2
                 if rest:
                     clocks += first + rest * store + k_tiles * k_tile[rest]
                 whole = tiles
@@ -292,7 +320,7 @@ class Costs:
                 shared = divided_tiles * k_tiles
                 divided = -(-shared // blocks)  # k-tiles of divided tiles, of the block that has most
                 summing = divided * k_tile[resident]
-                if LAUNCH + clocks + summing + (PIECE + least_meeting if divided < k_tiles else PIECE) > limit:
+                if launch + clocks + summing + (PIECE + least_meeting if divided < k_tiles else PIECE) > limit:
                     continue
                 even = not (shared % blocks or k_tiles % divided)  # else pieces straddle tiles
                 of_tiles = divided / k_tiles
@@ -316,7 +344,7 @@ class Costs:
                     if in_groups and parts > IN_GROUP:
                         parts = IN_GROUP + parts / IN_GROUP
                     clocks += parts * size / reading + TRIP * -(-parts // at_once)
-            clocks += LAUNCH
+            clocks += launch
             if clocks < limit:
                 limit = clocks if clocks > least else least
             found.append((clocks, -blocks, division))

@@ -28,7 +28,7 @@ SHORT_TERMS = 32  # of a sum, up to which `short_sums` is considered
 # In float32, `DIRECT` is considered for a C of few elements, whose sums are short, without batch or epilogue.
 DIRECT_ELEMENTS, DIRECT_TERMS = 1 << 17, 24
 TIE = 2.0**-10  # weight of clocks that memory hides
-Candidate = tuple[float, int, Costs, bool, int, float, float]  # see `_ladder_candidates`
+Candidate = tuple[float, int, Costs, bool, int, float, float, float]  # see `_ladder_candidates`
 
 
 @lru_cache(maxsize=16)
@@ -145,7 +145,7 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     -------
     list of tuple
         Clocks that no division can go below; the candidate's number; costs; swapped; tiles, and k-tiles of each; clocks
-        that its bytes take.
+        that its bytes take; and that each block's first chunk takes.
     """
     m, n, k, matrices = wanted.m, wanted.n, wanted.k, wanted.matrices
     stage = only if isinstance(only, LadderStage) else None
@@ -177,8 +177,8 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
             if swapped and not (costs.direct or costs.divides):
                 continue
             bound = memory * costs.bytes_factor if costs.in_groups else in_bytes
-            least, tiles, k_tiles, bound = costs.least(rows, cols, k, matrices, bound)
-            found.append((least, 2 * i + swapped, costs, swapped, tiles, k_tiles, bound))
+            least, tiles, k_tiles, bound, arrival = costs.least(rows, cols, k, matrices, bound)
+            found.append((least, 2 * i + swapped, costs, swapped, tiles, k_tiles, bound, arrival))
     return found
 
 
@@ -189,7 +189,13 @@ def _memory(wanted: Problem) -> float:
 
 
 def _timed(
-    costs: Costs, tiles: int, k_tiles: float, memory: float, aligned: bool, limit: float | None = None
+    costs: Costs,
+    tiles: int,
+    k_tiles: float,
+    memory: float,
+    arrival: float,
+    aligned: bool,
+    limit: float | None = None,
 ) -> list[Way]:
     """Return expected clocks, blocks negated, and division, for each way to divide the product.
 
@@ -197,7 +203,8 @@ def _timed(
     """
     least = LAUNCH + memory
     slower = 1.0 if aligned or costs.direct or costs.divides else 0.93
-    ways = costs.ways(tiles, k_tiles, memory) if limit is None else costs.ways(tiles, k_tiles, memory, limit, least)
+    limits = () if limit is None else (limit, least)
+    ways = costs.ways(tiles, k_tiles, memory, arrival, *limits)
     if costs.in_groups or costs.direct:
         # Where the bytes decide, those that would be sooner without them come first.
         return [
@@ -221,8 +228,8 @@ def ranked_ladder(wanted: Problem, only: Stage | None = None) -> list[Choice]:
     memory = _memory(wanted)
     found = [
         (clocks, blocks, i, _choice(costs, division, swapped, clocks, wanted.precision))
-        for _, i, costs, swapped, tiles, k_tiles, bound in _ladder_candidates(wanted, only, memory)
-        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, wanted.aligned)
+        for _, i, costs, swapped, tiles, k_tiles, bound, arrival in _ladder_candidates(wanted, only, memory)
+        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, arrival, wanted.aligned)
     ]
     return [choice for *_, choice in sorted(found, key=lambda one: one[:3])]
 
@@ -232,10 +239,10 @@ def best_of_ladder(wanted: Problem, limit: float = inf) -> Choice | None:
     best: tuple[float, int, int] = limit, 1, 0  # clocks, blocks negated, and number of the candidate, as in the ranking
     found: tuple[Costs, tuple[int, int] | None, bool] | None = None
     memory = _memory(wanted)
-    for least, i, costs, swapped, tiles, k_tiles, bound in sorted(_ladder_candidates(wanted, None, memory)):
+    for least, i, costs, swapped, tiles, k_tiles, bound, arrival in sorted(_ladder_candidates(wanted, None, memory)):
         if least > best[0]:
             break
-        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, wanted.aligned, best[0]):
+        for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, arrival, wanted.aligned, best[0]):
             if clocks <= best[0] and (clocks, blocks, i) < best:
                 best, found = (clocks, blocks, i), (costs, division, swapped)
     return None if found is None else _choice(*found, best[0], wanted.precision)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.problems import PROPERTIES
 
 from numba_gemm.gemm import ladder_heuristics
-from numba_gemm.gemm.cost_model import LAUNCH, Costs, memory_clocks
+from numba_gemm.gemm.cost_model import LAUNCH, SOONER, Costs, memory_clocks
 from numba_gemm.gemm.heuristics import Problem, choose
 from numba_gemm.gemm.ladder_heuristics import best_of_ladder, considered_of, ranked_ladder
 from numba_gemm.gemm.ladder_rates import COMPENSATED, RATES, Rate, rate_of
@@ -21,17 +21,17 @@ extents = st.one_of(st.integers(1, 300), st.integers(1, 20_000))
 matrices = st.sampled_from([1, 1, 7, 300])
 
 
-def costs_of_key(key, vectors=True, stores_vectors=True, sm_count=132):
+def costs_of_key(key, vectors=True, stores_vectors=True, sm_count=132, **along):
     stage = STAGES[key[0]]
     config = next(one for one in stage.configs if rate_of(stage, one) is RATES[key])
-    return Costs(stage, config, RATES[key], (9, 0), sm_count, vectors, stores_vectors)
+    return Costs(stage, config, RATES[key], (9, 0), sm_count, vectors, stores_vectors, **along)
 
 
 def clocks(costs, m, n, k, matrices=1, division=None):
     """Return the predicted clocks of a product, by default of one block per tile."""
     memory = memory_clocks(matrices * (m * k + k * n + m * n), 4.8e12, 1.98e9)
-    _, tiles, k_tiles, _ = costs.least(m, n, k, matrices, memory)
-    return max(costs.clocks(tiles, k_tiles, [division or (tiles, tiles)])[0][0], LAUNCH + memory)
+    _, tiles, k_tiles, _, arrival = costs.least(m, n, k, matrices, memory)
+    return max(costs.clocks(tiles, k_tiles, [division or (tiles, tiles)], 0.0, arrival)[0][0], LAUNCH + memory)
 
 
 def test_every_rate_is_of_a_configuration():
@@ -94,10 +94,10 @@ def test_candidates_that_are_not_timed_are_not_the_fastest(wanted):
     assert best_of_ladder(wanted, ranking[0].clocks) == ranking[0]
     assert best_of_ladder(wanted, 0.99 * ranking[0].clocks) is None
     memory = ladder_heuristics._memory(wanted)
-    for least, _, costs, _, tiles, k_tiles, bound in ladder_heuristics._ladder_candidates(wanted, None, memory):
-        fastest = min(ladder_heuristics._timed(costs, tiles, k_tiles, bound, wanted.aligned))
+    for least, _, costs, _, *of_product in ladder_heuristics._ladder_candidates(wanted, None, memory):
+        fastest = min(ladder_heuristics._timed(costs, *of_product, wanted.aligned))
         assert least <= fastest[0]
-        limited = ladder_heuristics._timed(costs, tiles, k_tiles, bound, wanted.aligned, fastest[0])
+        limited = ladder_heuristics._timed(costs, *of_product, wanted.aligned, fastest[0])
         assert min(limited) == fastest
 
 
@@ -119,11 +119,11 @@ def test_divisions_divide_every_k_tile_once(m, n, k, matrices, sm_count, cc):
     for costs in (one.costs for one in considered_of(None, cc, sm_count, True, True, True)):
         if not costs.stage.takes_partition:
             continue
-        least, tiles, k_tiles, in_bytes = costs.least(m, n, k, matrices, 0.0)
+        least, tiles, k_tiles, in_bytes, arrival = costs.least(m, n, k, matrices, 0.0)
         whole_k_tiles = -(-k // costs.config.BK)
         assert tiles == -(-m // costs.config.BM) * -(-n // costs.config.BN) * matrices
         assert k_tiles == whole_k_tiles or (costs.stage.undivided and k / costs.config.BK <= k_tiles < whole_k_tiles)
-        ways = costs.ways(tiles, k_tiles, in_bytes)
+        ways = costs.ways(tiles, k_tiles, in_bytes, arrival)
         assert ways[0][2] == (tiles, tiles), "one block per tile"
         for clocks, _, (blocks, whole) in ways:
             made = partition_layout(costs.config, m, n, k, Batch((matrices, 1, 1)), Partition(blocks, whole))
@@ -154,10 +154,30 @@ def test_the_last_round_of_thin_tiles_is_not_hidden_by_the_bytes_of_the_others()
         tiles: costs.clocks(tiles, 38, [(tiles, tiles)], memory * tiles / full)[0][0]
         for tiles in (full, full + 22, 2 * full)
     }
-    alone = costs.clocks(22, 38, [(22, 22)])[0][0] - LAUNCH
+    alone = costs.clocks(132, 38, [(132, 132)])[0][0] - LAUNCH  # one block per SM takes as long as on 22 of them
     assert times[full] < memory
     assert times[full + 22] == pytest.approx(memory + alone + LAUNCH)
     assert times[2 * full] < 2 * memory
+
+
+@pytest.mark.parametrize("key", [("thin", 64, 8, 64), ("stream_k", 64, 64, 16), ("short_sums", 32, 64, 16)])
+def test_the_slowest_of_fewer_blocks_ends_sooner(key):
+    costs = costs_of_key(key)
+    times = [costs.clocks(tiles, 1, [(tiles, tiles)])[0][0] for tiles in (1, 2, 8, 33, 131, 132)]
+    assert times == sorted(set(times))
+    assert times[1] - times[0] == pytest.approx(SOONER)
+
+
+def test_blocks_of_thin_wait_for_first_chunks_at_the_same_time():
+    """A chunk of few rows that lie by columns takes as long as one of a sector's width."""
+    key, shape = ("thin", 4, 4, 512), (4, 4 * 100, 512)
+    by_rows, by_columns = (costs_of_key(key, a_along=along, b_along=along) for along in (True, False))
+    arrivals = [costs.least(*shape, 1, 0.0)[-1] for costs in (by_rows, by_columns)]
+    assert arrivals[1] == 2 * arrivals[0]
+    more = [clocks(costs, *shape) - costs.clocks(100, 1, [(100, 100)])[0][0] for costs in (by_rows, by_columns)]
+    assert more == pytest.approx([100 * one for one in arrivals])
+    assert by_rows.least(4, 400, 1024, 1, 0.0)[-1] == arrivals[0] / 2  # the second chunk overlaps
+    assert by_rows.least(4, 400, 64, 1, 0.0)[-1] == arrivals[0] / 8
 
 
 def test_what_takes_longer_is_predicted_to():

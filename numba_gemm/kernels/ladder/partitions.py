@@ -102,8 +102,8 @@ def partition_layout(config: Any, m: int, n: int, k: int, batch: Batch, partitio
     ValueError
         if there are fewer tiles than `partition` says, or too many k-tiles to divide them.
     """
-    rows, cols, matrices = ceil_div(m, config.BM), ceil_div(n, config.BN), batch.matrices
-    tiles, k_tiles = rows * cols * matrices, ceil_div(k, config.BK) or 1
+    rows, cols, matrices = -(-m // config.BM), -(-n // config.BN), batch.matrices  # as in `own_launches`
+    tiles, k_tiles = rows * cols * matrices, -(-k // config.BK) or 1
     divided = (tiles - partition.whole) * k_tiles
     if not 0 <= partition.whole <= tiles or divided >= MAX_LINE:
         raise ValueError(f"{partition} does not divide {tiles} tiles of {k_tiles} k-tiles")

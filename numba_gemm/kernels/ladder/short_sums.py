@@ -61,7 +61,7 @@ def build(config, variant):
             "plain sums": not variant.compensated,
         },
     )
-    # Blocks that share rows of A or columns of B read them at the same time, those of one multiprocessor from its L1 cache.
+    # Blocks that share rows or columns read them at the same time, those of one multiprocessor from its L1 cache.
     a_loader = tile_loader(variant.a, BM, BK, THREADS, A_PITCH, cached=True)
     b_loader = tile_loader(variant.b, BN, BK, THREADS, B_PITCH, cached=True)
     A_ADDRESSES, A_STAGED = a_loader.addresses, a_loader.staged

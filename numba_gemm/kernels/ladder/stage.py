@@ -335,7 +335,8 @@ class LadderStage(Stage):
             return Launches((Step(kernel, grid, block, (ALPHA, a, b, BETA, c)),))
         assert partition is not None, "a scheduled stage divides its work by a partition"
         compensated = isinstance(kernel.variant, Variant) and kernel.variant.compensated
-        tiles = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN) * product.batch.matrices
+        # Rounded up in place, without calls, since each new shape waits for this.
+        tiles = -(-product.m // config.BM) * -(-product.n // config.BN) * product.batch.matrices
         if self.undivided or (compensated and config.lanes_k == 1):  # of such sums, parts cannot be added
             partition = partition if partition.whole == tiles else Partition(tiles, tiles)
         made = self.schedule(config, product.m, product.n, product.k, product.batch, partition)

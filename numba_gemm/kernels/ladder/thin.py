@@ -55,6 +55,7 @@ from ...device.units import ceil_div
 from ...simulator.switch import device_function, hardware_only
 from .stage import require
 
+
 @lru_cache(maxsize=64)
 def operand(access, EXTENT, THREADS, BK, LANES):
     """Return bytes of a chunk, and device functions that copy and read one of an operand seen as (row, k).
@@ -62,9 +63,9 @@ def operand(access, EXTENT, THREADS, BK, LANES):
     A chunk keeps the order of memory. Stored by rows, its rows are side by side, and lanes read adjacent vectors.
     Otherwise, four k are followed by a vector of padding, so that the k of eight lanes are in different banks.
     """
-    # Blocks that share rows of an operand read them at the same time. Stored by columns, these have few cache lines, and
-    # the slices of the L2 cache that hold them are the bottleneck. Through the L1 cache, blocks of one multiprocessor
-    # share these reads.
+    # Blocks that share rows of an operand read them at the same time. Stored by columns, these have few cache lines,
+    # and the slices of the L2 cache that hold them are the bottleneck. Through the L1 cache, blocks of one
+    # multiprocessor share these reads.
     cached = access.startswith("across")
     loader = chunk_loader(access, EXTENT, BK, THREADS, pitch=BK, padding=4, any_extent=True, cached=cached)
     ACROSS, FOUR_K = loader.across, loader.four_k

@@ -28,7 +28,7 @@ from numba_gemm.models.gpu_names import compute_capabilities
 from numba_gemm.runtime.device import DeviceProperties
 
 CONSTANTS = (
-    *("LAUNCH", "PIECE", "BLOCK", "OVERLAP", "MEMORY_OVERLAP", "STORE", "STORE_FLOATS", "PARTIAL_SECTORS"),
+    *("LAUNCH", "SOONER", "PIECE", "BLOCK", "OVERLAP", "MEMORY_OVERLAP", "STORE", "STORE_FLOATS", "PARTIAL_SECTORS"),
     *("STORE_COLUMNS", "MEET", "WAIT", "PUBLISH", "TRIP", "ADDING", "ADDING_EARLY", "APART", "APART_BY_FOUR"),
     *("SHARED_RATE", "LONE_RATE", "MEMORY_EFFICIENCY", "NARROW_ROWS", "NARROW_FLOATS", "PLACE", "PLACE_FLOATS", "RUN"),
 )
