@@ -25,43 +25,44 @@ __all__ = ["Costs"]
 
 # The constants down to RUN, and in `ladder_rates` the rates of `stream_k`, `short_sums` and `thin`, are fitted to
 # 27,408 choices for 1,095 products on an H100 and an H200 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md).
-# The fit starts from earlier ones, which other rates and those of the largest two tiles are from. For other GPUs,
-# `lab choices` measures, and `python -m numba_gemm.lab.bench.fit` fits.
+# The fit starts from earlier ones, which other rates and those of the largest two tiles are from. SOONER, WAIT,
+# PUBLISH, CHUNK_RATE, NARROW_ROWS, NARROW_FLOATS, RUN, and the rates of `thin` and `coalesced` are fitted again, to
+# 6,876 choices for 645 products. For other GPUs, `lab choices` measures, and `python -m numba_gemm.lab.bench.fit` fits.
 # Clocks of a launch on all SMs, of a piece of a tile of C, and of each block of an SM.
 LAUNCH, PIECE, BLOCK = 1850, 1400, 122
 # Clocks by which fewer blocks end sooner, each time that their number is halved: the slowest block decides.
-SOONER = 75.1
+SOONER = 69
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.31
 # So do these and the operands' bytes, but for `thin`.
 MEMORY_OVERLAP = 2.58
 # Bytes of C per clock that an SM writes: in vectors, or float by float through shared memory; and float by float from
 # where the sums are, as small thread tiles do without an epilogue.
-STORE, STORE_FLOATS = 32.2, 15
+STORE, STORE_FLOATS = 32.2, 9.75
 # Factor by which stores of `short_sums` take longer if rows of C begin or end within a sector.
-PARTIAL_SECTORS = 1.26
+PARTIAL_SECTORS = 1.27
 # The same, as a limit of all SMs, for a C whose rows in memory are columns of tiles: each float is written for itself.
 STORE_COLUMNS = 0.65
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
 MEET, TRIP = 4310, 713
 # The same in `thin`, which publishes parts: clocks in any case, and per byte of a part. It adds more parts than
 # `IN_GROUP` in groups, and then the groups' sums.
-WAIT, PUBLISH, IN_GROUP = 1540, 0.552, 16
+WAIT, PUBLISH, IN_GROUP = 1540, 0.563, 16
 # Clocks of the launch that adds parts of sums, and of one that may start early; and of an SM per byte of C, by threads
 # of one element and of four.
 ADDING, ADDING_EARLY, APART, APART_BY_FOUR = 6550, 4570, 0.282, 0.0599
 # Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
 SHARED_RATE, LONE_RATE = 18.8, 68.3
 # The same of first chunks in `thin`, for which all blocks wait at the same time; later ones overlap with multiply-adds.
-CHUNK_RATE = 39.8
+CHUNK_RATE = 37.3
 # Fraction of device memory's theoretical bandwidth that kernels reach.
 MEMORY_EFFICIENCY = 0.915
 # Factors by which bytes take longer in `thin`: if the contiguous axis of A is not k, and if it is copied by floats.
-NARROW_ROWS, NARROW_FLOATS = 0.807, 1.09
+NARROW_ROWS, NARROW_FLOATS = 0.734, 1.09
 # A tile is copied in runs, as long as the tile along the contiguous axis. Each run of A takes as much longer as this
 # number of bytes, if it is copied in vectors, and by floats; and each run of A or B in `thin` keeps an SM busy for so
 # many clocks.
-PLACE, PLACE_FLOATS, RUN = 23.4, 35.5, 0.306
+PLACE, PLACE_FLOATS, RUN = 23.4, 35.5, 0.294
 # Operations that compensated sums take beside each multiply-add, in `stream_k` and in `thin`; registers per SM; floats
 # that `thin` converts to float64 per clock, and clocks until a lane's sum is added to those of others in float64.
 COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 65536, 16, 6

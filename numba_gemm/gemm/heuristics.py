@@ -34,7 +34,8 @@ from .stage_names import check_stage_precision, resolve
 from .tensor_heuristics import FUSED_ACCESS, FUSED_VECTORS, ROWS_FLOATS
 
 TF32_TMA, ROWS, FUSED = (TENSOR_STAGES[name] for name in ("tf32_tma", "rows_in_registers", "fused_decomposition"))
-TIMED = "bf16x6", (9, 0)  # where `ROWS` and `FUSED` were timed
+WARPGROUPS = (9, 0)  # the compute capability whose tensor-core kernels are those of warpgroups
+TIMED = "bf16x6", WARPGROUPS  # where `ROWS` and `FUSED` were timed
 # Most columns of `ROWS`, as is and as the transpose, which does not read parts of a prepared B; the same for sums of
 # fewer than `LONG_SUM` terms.
 ROWS_COLUMNS, ROWS_SHORT_COLUMNS = (768, 128), (2048, 128)
@@ -142,6 +143,8 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     slower = 1.0 if stage is not ROWS or wanted.a_vectors or wanted.a_narrow else ROWS_FLOATS
     if not isinstance(stage, TmaStage):
         before = tensor_heuristics.decomposition_seconds(precision, m, n, k, of_a, matrices, bandwidth)
+    in_pairs = wanted.c_pairs and not wanted.by_columns and not wanted.epilogue
+    written = (wanted.m, wanted.n, in_pairs) if wanted.cc == WARPGROUPS else None
     dividing = only is None and tma and k >= LONG_SUM and m * n * matrices <= sm_count * FEW_TILES_ELEMENTS
     found = [
         Choice(stage, config, partition, False, LAUNCH + (before + seconds * slower) * clock_hz, "", precision)
@@ -157,11 +160,10 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
             bandwidth,
             None if dividing else most,
             wanted.a_narrow and stage is ROWS,
+            written,
         )
     ]
     timed = (precision, wanted.cc) == TIMED
-    if timed:
-        found = [_by_floats(one, wanted) for one in found]
     if only is None and timed and k > SHORT_SUM:
         others = _ranked_rows(wanted, most, ROWS_SHORT_COLUMNS if k < LONG_SUM else ROWS_COLUMNS)
         found = _sooner_first(found, others, wanted) if others else found
@@ -185,16 +187,6 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     return found[:most]
 
 
-def _by_floats(choice: Choice, wanted: Problem) -> Choice:
-    """Return a choice with the time that writing C by floats adds."""
-    if choice.partition is not None:  # partial sums are written in pairs
-        return choice
-    m, n, matrices, sm_count = wanted.m, wanted.n, wanted.matrices, wanted.sm_count
-    in_pairs = wanted.c_pairs and not wanted.by_columns and not wanted.epilogue
-    seconds = tensor_heuristics.by_floats_seconds(choice.config, m, n, matrices, sm_count, in_pairs)
-    return choice._replace(clocks=choice.clocks + seconds * wanted.clock_hz)
-
-
 def best(wanted: Problem) -> Choice:
     """Return the choice that is expected to be fastest, without a reason: the same as `choose`, sooner."""
     return _best(_rounded_up(wanted))
@@ -204,7 +196,7 @@ def _rounded_up(wanted: Problem) -> Problem:
     """Return a problem of as many tiles, for which the choice is the same: extents are rounded up if they can be."""
     m, n, k, sm_count = wanted.m, wanted.n, wanted.k, wanted.sm_count
     if wanted.precision != IEEE:
-        if (wanted.precision, wanted.cc) == TIMED:  # C may be written by floats
+        if wanted.cc == WARPGROUPS:  # whose time depends on tiles that reach beyond C
             return wanted
         return Problem(-(-m // TENSOR_TILE) * TENSOR_TILE, -(-n // TENSOR_TILE) * TENSOR_TILE, *wanted[2:])
     if m <= NARROW or n <= NARROW or k <= SHORT_TERMS or wanted.matrices * m * n <= THIN_ELEMENTS:

@@ -45,7 +45,7 @@ class Rate:
 # out. `resident` follows from registers, threads and shared memory; `thin` has 1 where one block per SM keeps the
 # memory busy. COMPENSATED: of such sums, if they differ.
 RATES: dict[tuple[str | int, ...], Rate] = {
-    ("coalesced", 2, 128, 1): Rate(0.177, alone=78, resident=8, first=784),
+    ("coalesced", 2, 128, 1): Rate(0.289, alone=82, resident=8, first=816),
     ("register_prefetch", 64, 64, 16): Rate(0.53, alone=1030, resident=4),
     ("register_prefetch", 128, 128, 16): Rate(0.69, alone=2210, resident=2),
     ("register_prefetch", 128, 256, 16): Rate(0.72, alone=680, resident=1),
@@ -63,25 +63,25 @@ RATES: dict[tuple[str | int, ...], Rate] = {
     ("stream_k", 32, 32, 16): Rate(0.431, alone=472, resident=8, floats=1.02, first=1440),
     ("stream_k", 256, 16, 16): Rate(0.463, alone=877, resident=3, along=False, first=2520),
     # For sums of one k-tile.
-    ("short_sums", 32, 64, 16): Rate(0.471, alone=546, resident=8, floats=1.23, first=1360),
-    ("short_sums", 32, 128, 8): Rate(0.741, alone=587, resident=4, floats=1.17, first=1190),
-    ("short_sums", 32, 32, 32): Rate(0.411, alone=647, resident=8, floats=1.23, first=1640),
+    ("short_sums", 32, 64, 16): Rate(0.595, alone=712, resident=8, floats=1.41, first=1240),
+    ("short_sums", 32, 128, 8): Rate(1, alone=710, resident=4, first=1080),
+    ("short_sums", 32, 32, 32): Rate(0.466, alone=588, resident=8, floats=1.23, first=1640),
     # For a C of few columns or few elements.
-    ("thin", 1, 1, 512): Rate(0.121, alone=237, resident=3, floats=1.2, along=True, first=1820),
-    ("thin", 4, 1, 256): Rate(0.082, alone=212, resident=6, floats=2.11, along=True, first=1580),
-    ("thin", 16, 1, 256): Rate(0.0698, alone=92, resident=2, floats=0, first=1780),
-    ("thin", 64, 1, 64): Rate(0.0428, alone=28, resident=3, floats=1.05, along=False, first=1450),
-    ("thin", 4, 4, 512): Rate(0.102, alone=339, resident=2, floats=1.17, first=1480),
-    ("thin", 32, 4, 128): Rate(0.163, alone=338, resident=2, floats=1.17, along=True, first=1660),
-    ("thin", 128, 4, 32): Rate(0.177, alone=19, resident=3, floats=1.08, along=False, first=1780),
-    ("thin", 8, 8, 256): Rate(0.197, alone=572, resident=3, floats=1.5, first=1760),
-    ("thin", 64, 8, 64): Rate(0.269, alone=74, resident=2, floats=1.05, along=True, first=2100),
-    ("thin", 64, 16, 64): Rate(0.588, alone=1100, resident=1, floats=1.26, along=True, first=3260),
+    ("thin", 1, 1, 512): Rate(0.0897, alone=220, resident=3, floats=1.96, along=True, first=1780),
+    ("thin", 4, 1, 256): Rate(0.082, alone=238, resident=6, floats=2.21, along=True, first=1580),
+    ("thin", 16, 1, 256): Rate(0.0698, alone=150, resident=2, floats=0, first=1780),
+    ("thin", 64, 1, 64): Rate(0.0432, alone=17, resident=3, floats=1.04, along=False, first=1450),
+    ("thin", 4, 4, 512): Rate(0.103, alone=329, resident=2, floats=1.14, first=1560),
+    ("thin", 32, 4, 128): Rate(0.163, alone=345, resident=2, floats=1.15, along=True, first=1660),
+    ("thin", 128, 4, 32): Rate(0.182, alone=12, resident=3, floats=1.15, along=False, first=1780),
+    ("thin", 8, 8, 256): Rate(0.197, alone=578, resident=3, floats=1.46, first=1780),
+    ("thin", 64, 8, 64): Rate(0.277, alone=45, resident=2, floats=1.11, along=True, first=2100),
+    ("thin", 64, 16, 64): Rate(0.6, alone=1100, resident=1, floats=1.3, along=True, first=2960),
     ("thin", 32, 16, 64): Rate(0.387, alone=499, resident=3, floats=1.06, along=False, first=2400),
-    ("thin", 16, 4, 128): Rate(0.153, alone=146, resident=4, floats=1.13, first=1560),
-    ("thin", 16, 16, 128): Rate(0.274, alone=80, resident=3, floats=1.11, first=2120),
+    ("thin", 16, 4, 128): Rate(0.153, alone=163, resident=4, floats=1.15, first=1560),
+    ("thin", 16, 16, 128): Rate(0.277, alone=50, resident=3, floats=1.11, first=2160),
     ("thin", 16, 32, 64): Rate(0.345, alone=507, resident=4, floats=1.1, first=2100),
-    ("thin", 32, 32, 32): Rate(0.435, alone=454, resident=3, floats=1.05, first=2840),
+    ("thin", 32, 32, 32): Rate(0.436, alone=451, resident=3, floats=1.06, first=2930),
 }
 COMPENSATED = {("thin", 128, 4, 32): Rate(0.207, alone=728, resident=1, floats=2.27, along=False, first=2710)}
 

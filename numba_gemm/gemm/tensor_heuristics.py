@@ -19,7 +19,6 @@ from ..kernels.tensor_core.tma_stage import TmaStage
 
 __all__ = [
     "SPEEDS",
-    "by_floats_seconds",
     "configs_for",
     "expected_seconds",
     "fused_seconds",
@@ -59,8 +58,8 @@ NARROW_ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
     "compensated": {(128, 128): 190.0, (192, 64): 165.0, (128, 64): 150.0, (64, 64): 115.0},
 }
 # Factors by which tiles take longer with stepwise sums: those of `persistent`, with several for each multiprocessor and
-# with at most one; and those of `rows_in_registers`. These, `FUSED_ACCESS`, `STEPWISE_END`, `STEPWISE_ADDING` and
-# `WRITE_ONE` are fitted to 1,151 candidates for 73 products of 167 to 1,000 terms on an H100.
+# with at most one; and those of `rows_in_registers`. These, `FUSED_ACCESS`, `STEPWISE_END` and `STEPWISE_ADDING` are
+# fitted to 1,151 candidates for 73 products of 167 to 1,000 terms on an H100.
 STEPWISE, ROWS_STEPWISE = (1.38, 1.75), 1.15
 ROWS_FLOATS = 1.2  # factor by which products of `rows_in_registers` take longer if A is copied float by float
 # The same for operands that tensor maps describe.
@@ -77,7 +76,8 @@ SPEEDS = {
     "bf16": 669.0,
 }
 H200_MULTIPROCESSORS = 132
-TILE_END = 1.5e-6  # seconds that a tile takes beside its sums
+# Seconds that a tile takes beside its sums; and in precisions with one product of decomposed parts.
+TILE_END, TILE_END_ONE = 1.5e-6, 0.5e-6
 STEPWISE_END = 0.25e-9  # the same for each element, in addition, with stepwise sums
 MEMORY_EFFICIENCY = 0.8  # of device memory's theoretical bandwidth, that the decomposition reaches
 LAUNCH = 2e-6  # seconds that each launch before the last one adds
@@ -93,7 +93,9 @@ SPLIT_TILES, SPLIT_TERMS = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128
 # (docs/experiments.md). Terms take longer if the operands allow no vectors, by how many have a contiguous axis.
 FUSED_PRODUCT, FUSED_TILE, FUSED_TERM, FUSED_TILE_TERM = 1.0e-6, 0.59e-6, 2.9e-9, 12.5e-9
 FUSED_VECTORS, FUSED_ACCESS = 0.73, (1.55, 1.16, 0.8)
-WRITE_ONE = 0.35e-9  # seconds that a warpgroup's kernel takes for each element of a tile that it cannot write in pairs
+# Seconds that a warpgroup's kernel takes longer for each element that it cannot write in pairs: of a warpgroup's 64
+# rows, and of a tile. These and `TILE_END_ONE` are fitted to 2,069 candidates for 343 products on an H200.
+WRITE_ROWS, WRITE_ONE = 0.4e-9, 0.1e-9
 
 
 @lru_cache(maxsize=64)
@@ -145,15 +147,22 @@ def seconds_of(
     bandwidth: float = 0.0,
     most: int | None = None,
     narrow_a: bool = False,
+    written: tuple[int, int, bool] | None = None,
 ) -> list[tuple[float, Any, Partition | None]]:
     """Return expected seconds of the multiplication, configuration and partition, the best first; the `most` best.
 
     It is assumed that all blocks compute one tile after the other at the same pace. A division of sums among blocks
     counts as better only if it is expected to be faster by `CLEAR_MARGIN`. With the `bandwidth` of device memory in
     byte/s, the seconds include the zeros that are written to fill the tiles of decomposed operands. If `narrow_a`, the
-    stage reads an A of BF16 as it is.
+    stage reads an A of BF16 as it is. With `written`, the rows and columns of C and whether its rows allow 64-bit
+    accesses, they include what a warpgroup's kernel takes longer for elements that it writes one by one: all, or those
+    of tiles that reach beyond C.
     """
-    rows, cols = (n, m) if tma == "NN" and isinstance(stage, TmaStage) else (m, n)
+    transposed = tma == "NN" and isinstance(stage, TmaStage)
+    rows, cols = (n, m) if transposed else (m, n)
+    c_rows, c_cols, in_pairs = written or (0, 0, False)
+    if transposed:
+        c_rows, c_cols = c_cols, c_rows
     own, decomposed, slot_k, rated = _rated(stage, precision, k < LONG_SUM, narrow_a)
     slots, adding = -(-k // slot_k) or 1, STEPWISE_ADDING if own.stepwise else ADDING
     flops_by_area = 2.0 * slots * slot_k * sm_count
@@ -165,19 +174,23 @@ def seconds_of(
     if bandwidth and decomposed:
         zeros = matrices * k * FLOAT32_BYTES * own.parts / own.per_word / (MEMORY_EFFICIENCY * bandwidth)
     whole, divided = [], []
-    for config, BM, BN, area, flops_per_s, slower, few_slower, end, divisible in rated:
+    for config, BM, BN, area, flops_per_s, slower, few_slower, end, one_by_one, divisible in rated:
         down, across = -(-rows // BM), -(-cols // BN)
         tiles = matrices * down * across
         rounds, filling = -(-tiles // sm_count), zeros * ((0 if whole_rows else down * BM - rows) + across * BN - cols)
         flops = area * flops_by_area
         summing = flops / 1e12 * (few_slower if rounds == 1 else slower)
-        ranked = filling + rounds * (end + flops / flops_per_s)
-        whole.append((ranked, filling + rounds * (end + summing), config, None))
+        other = filling + rounds * end
+        if written is not None:
+            some = tiles - matrices * ((c_rows // BM) * (c_cols // BN) if in_pairs else 0)
+            if some:  # partial sums, of divided ones, are written in pairs
+                other += one_by_one * -(-some // sm_count)
+        whole.append((other + rounds * flops / flops_per_s, other + rounds * summing, config, None))
         if divisible and 2 * tiles <= sm_count and k >= SPLIT_TERMS:
             limit = min(slots, sm_count // tiles)
-            partials, other = 2 * FLOAT32_BYTES * area * tiles / PARTIALS_RATE, filling + TILE_END + adding
+            partials, others = 2 * FLOAT32_BYTES * area * tiles / PARTIALS_RATE, filling + TILE_END + adding
             for shares in [*[count for count in SPLITS if count < limit], limit]:
-                seconds = other + summing * -(-slots // shares) / slots + partials * shares
+                seconds = others + summing * -(-slots // shares) / slots + partials * shares
                 divided.append((seconds * CLEAR_MARGIN, seconds, config, Partition(down * across * shares, 0)))
     # Whole tiles are ranked by `tile_rates`, and compared with divided ones by their expected times.
     ranked, expected, _, _ = min(whole, key=FIRST)
@@ -186,7 +199,7 @@ def seconds_of(
     return [(max(seconds, least), *one) for _, seconds, *one in best]
 
 
-Rated = tuple[Any, int, int, int, float, float, float, float, bool]  # see `_rated`
+Rated = tuple[Any, int, int, int, float, float, float, float, float, bool]  # see `_rated`
 
 
 @lru_cache(maxsize=64)
@@ -196,7 +209,7 @@ def _rated(stage: Stage, precision: str, short: bool, narrow_a: bool) -> tuple[T
 
     These are its extents, and the area of a tile; FLOP/s by which it is ranked; expected seconds per 10^12 FLOP with
     tiles for all multiprocessors several times over, and with at most one for each; seconds that a tile takes beside
-    its sums; and whether its sums may be divided.
+    its sums, and longer if its elements are written one by one; and whether its sums may be divided.
     """
     k = 1 if short else LONG_SUM
     own = precision_for(precision, k)
@@ -216,19 +229,11 @@ def _rated(stage: Stage, precision: str, short: bool, narrow_a: bool) -> tuple[T
         rate = rates.get(extents, slowest)
         times = slower / rate, few_slower / few.get(extents, rate)
         area = config.BM * config.BN
-        end = TILE_END + (STEPWISE_END * area if own.stepwise else 0.0)
-        found.append((config, *extents, area, rate * 1e12, *times, end, may_divide(stage, config)))
+        end = TILE_END_ONE if decomposed and len(own.products) == 1 else TILE_END
+        end += STEPWISE_END * area if own.stepwise else 0.0
+        one_by_one = WRITE_ROWS * min(64, config.BM) * config.BN + WRITE_ONE * area
+        found.append((config, *extents, area, rate * 1e12, *times, end, one_by_one, may_divide(stage, config)))
     return own, decomposed, slot_k, found
-
-
-def by_floats_seconds(config: Any, m: int, n: int, matrices: int, sm_count: int, in_pairs: bool) -> float:
-    """Return the expected seconds that a warpgroup's kernel takes longer for elements of C that it writes one by one.
-
-    `in_pairs` is True if rows of C allow 64-bit accesses; tiles that reach beyond C are written by floats even so.
-    """
-    down, across = -(-m // config.BM), -(-n // config.BN)
-    tiles = matrices * (down * across - ((m // config.BM) * (n // config.BN) if in_pairs else 0))
-    return WRITE_ONE * config.BM * config.BN * (max(1.0, tiles / sm_count) if tiles else 0.0)
 
 
 def fused_seconds(config: Any, m: int, n: int, k: int, matrices: int, sm_count: int, slower: float = 1.0) -> float:
