@@ -26,8 +26,8 @@ __all__ = ["Costs"]
 # The constants down to RUN, and in `ladder_rates` the rates of `stream_k`, `short_sums` and `thin`, are fitted to
 # 27,408 choices for 1,095 products on an H100 and an H200 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md).
 # The fit starts from earlier ones, which other rates and those of the largest two tiles are from. SOONER, WAIT,
-# PUBLISH, CHUNK_RATE, NARROW_ROWS, NARROW_FLOATS, RUN, and the rates of `thin` and `coalesced` are fitted again, to
-# 6,876 choices for 645 products. For other GPUs, `lab choices` measures, and `python -m numba_gemm.lab.bench.fit` fits.
+# PUBLISH, CHUNK_RATE, NARROW_FLOATS, RUN, and the rates of `thin` and `coalesced` are fitted again, to 6,876 choices
+# for 645 products. For other GPUs, `lab choices` measures, and `python -m numba_gemm.lab.bench.fit` fits.
 # Clocks of a launch on all SMs, of a piece of a tile of C, and of each block of an SM.
 LAUNCH, PIECE, BLOCK = 1850, 1400, 122
 # Clocks by which fewer blocks end sooner, each time that their number is halved: the slowest block decides.
@@ -41,8 +41,9 @@ MEMORY_OVERLAP = 2.58
 STORE, STORE_FLOATS = 32.2, 9.75
 # Factor by which stores of `short_sums` take longer if rows of C begin or end within a sector.
 PARTIAL_SECTORS = 1.27
-# The same, as a limit of all SMs, for a C whose rows in memory are columns of tiles: each float is written for itself.
-STORE_COLUMNS = 0.65
+# The same, as limits of all SMs and of one, for a C whose rows in memory are columns of tiles: each float is written
+# for itself.
+STORE_COLUMNS, LONE_COLUMNS = 0.65, 1.2
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
 MEET, TRIP = 4310, 713
 # The same in `thin`, which publishes parts: clocks in any case, and per byte of a part. It adds more parts than
@@ -58,7 +59,7 @@ CHUNK_RATE = 37.3
 # Fraction of device memory's theoretical bandwidth that kernels reach.
 MEMORY_EFFICIENCY = 0.915
 # Factors by which bytes take longer in `thin`: if the contiguous axis of A is not k, and if it is copied by floats.
-NARROW_ROWS, NARROW_FLOATS = 0.734, 1.09
+NARROW_ROWS, NARROW_FLOATS = 0.87, 1.09
 # A tile is copied in runs, as long as the tile along the contiguous axis. Each run of A takes as much longer as this
 # number of bytes, if it is copied in vectors, and by floats; and each run of A or B in `thin` keeps an SM busy for so
 # many clocks.
@@ -200,10 +201,13 @@ class Costs:
         meeting = TRIP + self._size / SHARED_RATE + (min(self._adding, meeting) if stage.adds_apart else meeting)
         self._meeting = inf if self._undivided else meeting
 
-    def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, float, float, float]:
+    def least(
+        self, m: int, n: int, k: int, matrices: int, memory: float, by_columns: bool = False
+    ) -> tuple[float, int, float, float, float]:
         """Return clocks that no division can go below, numbers of tiles and k-tiles, and clocks of the bytes.
 
-        The last number is the clocks that each block adds to the time in which first chunks arrive.
+        The last number is the clocks that each block adds to the time in which first chunks arrive. `by_columns` is
+        True if rows of C in memory are columns of tiles.
 
         All multiprocessors are busy with multiply-adds and stores, and some block computes all k-tiles of a tile, or an
         equal part of them, which it adds to another's. The bytes of `memory` clocks overlap with these.
@@ -215,6 +219,8 @@ class Costs:
             k_tiles = -(-k // SHORT_STEPS) * SHORT_STEPS / BK
         if tiles * k * self._traffic > memory:
             memory = tiles * k * self._traffic
+        if by_columns and not (self.direct or self.in_groups):
+            memory = max(memory, FLOAT32_BYTES * matrices * m * n / (LONE_COLUMNS * tiles))
         work = tiles * k_tiles
         least = work * self._busy + tiles * self._stored + self._begin
         resident = -(-tiles // self.sms) if tiles < self._blocks else self.rate.resident

@@ -177,7 +177,9 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
             if swapped and not (costs.direct or costs.divides):
                 continue
             bound = memory * costs.bytes_factor if costs.in_groups else in_bytes
-            least, tiles, k_tiles, bound, arrival = costs.least(rows, cols, k, matrices, bound)
+            least, tiles, k_tiles, bound, arrival = costs.least(
+                rows, cols, k, matrices, bound, swapped is not wanted.by_columns
+            )
             found.append((least, 2 * i + swapped, costs, swapped, tiles, k_tiles, bound, arrival))
     return found
 

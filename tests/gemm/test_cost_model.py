@@ -180,6 +180,14 @@ def test_blocks_of_thin_wait_for_first_chunks_at_the_same_time():
     assert by_rows.least(4, 400, 64, 1, 0.0)[-1] == arrivals[0] / 8
 
 
+@pytest.mark.parametrize(("key", "longer"), [(("short_sums", 32, 64, 16), True), (("thin", 32, 4, 128), False)])
+def test_few_blocks_that_store_columns_are_predicted_to_take_longer(key, longer):
+    costs, shape = costs_of_key(key), (22, 466, 1, 1, 0.0)
+    assert (costs.least(*shape, True)[0] > 1.5 * costs.least(*shape)[0]) is longer
+    many = 200, 4660, 1, 1, 1e6  # clocks of bytes, which take longer than stores by all multiprocessors
+    assert costs.least(*many, True) == costs.least(*many)
+
+
 def test_what_takes_longer_is_predicted_to():
     """Copies of floats beside the multiply-adds, and small thread tiles that are stored float by float."""
     key = ("stream_k", 64, 64, 16)

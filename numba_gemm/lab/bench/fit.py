@@ -29,7 +29,18 @@ from numba_gemm.runtime.device import DeviceProperties
 
 CONSTANTS = (
     *("LAUNCH", "SOONER", "PIECE", "BLOCK", "OVERLAP", "MEMORY_OVERLAP", "STORE", "STORE_FLOATS", "PARTIAL_SECTORS"),
-    *("STORE_COLUMNS", "MEET", "WAIT", "PUBLISH", "TRIP", "ADDING", "ADDING_EARLY", "APART", "APART_BY_FOUR"),
+    *(
+        "STORE_COLUMNS",
+        "LONE_COLUMNS",
+        "MEET",
+        "WAIT",
+        "PUBLISH",
+        "TRIP",
+        "ADDING",
+        "ADDING_EARLY",
+        "APART",
+        "APART_BY_FOUR",
+    ),
     *(
         "SHARED_RATE",
         "LONE_RATE",
