@@ -6,18 +6,19 @@ Bottleneck before: tiles of C are square or nearly so. If C has one column, or s
 Idea: such a product reads its operands once and computes little, so only the number of bytes in flight counts. The
     lanes of a warp run along k, each with its own sums of a thread tile. Chunks of A and B are copied to shared memory
     asynchronously, several ahead, in the order in which they are stored: shared memory is a long queue before the
-    registers. If all k fit, a small product waits for memory once. A block may take a single row of A, or four, so
-    that few rows need no divided sums. A thread reads four k of its rows and of its columns at a time. The lanes' sums
-    are added once per tile, through shared memory. Tiles are shared between blocks as in stream_k, but parts of a sum
-    meet without a counter: the block with the last part waits for the others (`device.published`). More than 16 parts
-    are divided into groups: the last block of each group adds its parts, and the tile's last block the groups' sums.
-    In "bf16x6", sums are compensated: a thread adds what it rounded off to its next four terms (see
-    `device.compensated`), and sums of lanes and of blocks are added in float64.
+    registers. Operands stored by columns come through the L1 cache, where blocks share the few lines that they have. If
+    all k fit, a small product waits for memory once. A block may take a single row of A, or four, so that few rows need
+    no divided sums. A thread reads four k of its rows and of its columns at a time. The lanes' sums are added once per
+    tile, through shared memory. Tiles are shared between blocks as in stream_k, but parts of a sum meet without a
+    counter: the block with the last part waits for the others (`device.published`). More than 16 parts are divided into
+    groups: the last block of each group adds its parts, and the tile's last block the groups' sums. In "bf16x6", sums
+    are compensated: a thread adds what it rounded off to its next four terms (see `device.compensated`), and sums of
+    lanes and of blocks are added in float64.
 Traffic: A and B once, if C is one tile; A once and BN/BM of its bytes for B, from the L2 cache, if it has more rows.
 Registers and shared memory: TM*TN accumulators, twice as many in "bf16x6", and 4*TM floats of A, or up to 64 floats of
     other blocks' parts; slots*(BM + BN + 2)*BK floats at most.
-Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.59, 1.58 and
-    1.26 of a copy's bandwidth, 1.06, 2.10 and 1.67 of cuBLAS SGEMM.
+Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.66, 1.65 and
+    1.27 of a copy's bandwidth, 1.06, 2.14 and 1.66 of cuBLAS SGEMM.
 Limits: within a block, the start and end of a tile do not overlap with the next tile; the other blocks of the
     multiprocessor hide that latency. Operands whose rows are not 16-byte aligned are copied float by float. "auto"
     considers this stage for a C of few rows or columns, and for any C of up to 2^18 elements.
