@@ -27,7 +27,8 @@ __all__ = ["Costs"]
 # 27,408 choices for 1,095 products on an H100 and an H200 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md).
 # The fit starts from earlier ones, which other rates and those of the largest two tiles are from. SOONER, WAIT,
 # PUBLISH, CHUNK_RATE, NARROW_FLOATS, RUN, and the rates of `thin` and `coalesced` are fitted again, to 6,876 choices
-# for 645 products. For other GPUs, `lab choices` measures, and `python -m numba_gemm.lab.bench.fit` fits.
+# for 645 products; LONE_COLUMNS is read from ten products with stores by up to 35 blocks. For other GPUs, `lab choices`
+# measures, and `python -m numba_gemm.lab.bench.fit` fits.
 # Clocks of a launch on all SMs, of a piece of a tile of C, and of each block of an SM.
 LAUNCH, PIECE, BLOCK = 1850, 1400, 122
 # Clocks by which fewer blocks end sooner, each time that their number is halved: the slowest block decides.
@@ -273,14 +274,14 @@ class Costs:
     ) -> list[Way]:
         """Return each way to divide a product, and the clocks that it takes if memory does not limit it.
 
-        In a stage that adds parts in groups, these are added after the operands' `memory` clocks. `DIRECT` waits for
-        these clocks, too.
+        In a stage that adds parts in groups, these are added after the operands' `memory` clocks, and each block adds
+        `arrival` to the time in which first chunks arrive, see `least`. `DIRECT` waits for the memory's clocks, too.
 
         Ways that take more clocks than `limit` may be left out, and so may ways that take more than both `least` and an
         earlier one.
         """
         if not self.divides:
-            clocks = self.clocks(tiles, k_tiles, [(tiles, tiles)], 0.0, arrival)[0][0]
+            clocks = self.clocks(tiles, k_tiles, [(tiles, tiles)])[0][0]
             return [(clocks + memory if self.direct else clocks, 0, None)]
         divisions = [(tiles, tiles)] if self._undivided else self.divisions(tiles, k_tiles)
         return self.clocks(tiles, k_tiles, divisions, memory, arrival, limit, least)

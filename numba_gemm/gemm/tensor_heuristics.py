@@ -14,6 +14,7 @@ from ..kernels.ladder.stage import LadderStage, compensates
 from ..kernels.product import BFLOAT16, FLOAT32, ITEM_BYTES
 from ..kernels.stage import Partition, Stage
 from ..kernels.tensor_core import TENSOR_PRECISIONS, TensorPrecision
+from ..kernels.tensor_core.config import GROUP_ROWS
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage, precision_for
 from ..kernels.tensor_core.tma_stage import TmaStage
 
@@ -93,8 +94,8 @@ SPLIT_TILES, SPLIT_TERMS = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128
 # (docs/experiments.md). Terms take longer if the operands allow no vectors, by how many have a contiguous axis.
 FUSED_PRODUCT, FUSED_TILE, FUSED_TERM, FUSED_TILE_TERM = 1.0e-6, 0.59e-6, 2.9e-9, 12.5e-9
 FUSED_VECTORS, FUSED_ACCESS = 0.73, (1.55, 1.16, 0.8)
-# Seconds that a warpgroup's kernel takes longer for each element that it cannot write in pairs: of a warpgroup's 64
-# rows, and of a tile. These and `TILE_END_ONE` are fitted to 2,069 candidates for 343 products on an H200.
+# Seconds that a warpgroup's kernel takes longer for each element that it cannot write in pairs: of a warpgroup's rows,
+# and of a tile. These and `TILE_END_ONE` are fitted to 2,069 candidates for 343 products on an H200.
 WRITE_ROWS, WRITE_ONE = 0.4e-9, 0.1e-9
 
 
@@ -231,7 +232,7 @@ def _rated(stage: Stage, precision: str, short: bool, narrow_a: bool) -> tuple[T
         area = config.BM * config.BN
         end = TILE_END_ONE if decomposed and len(own.products) == 1 else TILE_END
         end += STEPWISE_END * area if own.stepwise else 0.0
-        one_by_one = WRITE_ROWS * min(64, config.BM) * config.BN + WRITE_ONE * area
+        one_by_one = WRITE_ROWS * GROUP_ROWS * config.BN + WRITE_ONE * area
         found.append((config, *extents, area, rate * 1e12, *times, end, one_by_one, may_divide(stage, config)))
     return own, decomposed, slot_k, found
 
