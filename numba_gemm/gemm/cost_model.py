@@ -16,7 +16,15 @@ from math import ceil, inf, log2, sqrt
 
 from ..device.access import SECTOR
 from ..device.units import FLOAT32_BYTES, OVERLAPPING, WARP
-from ..kernels.ladder.partitions import ADDED_AT_ONCE, MANY_ELEMENTS, MAX_LINE, READS_APART, adds_early, parts_at_once
+from ..kernels.ladder.partitions import (
+    ADDED_AT_ONCE,
+    MANY_ELEMENTS,
+    MAX_LINE,
+    READS_APART,
+    adds_early,
+    most_left_out,
+    parts_at_once,
+)
 from ..kernels.ladder.stage import LadderStage, TileConfig, stores_partial_vectors
 from ..models.roofline import FP32_LANES_PER_SM
 from .ladder_rates import COMPENSATED, Rate
@@ -37,6 +45,8 @@ SOONER = 69
 OVERLAP = 2.31
 # So do these and the operands' bytes, but for `thin`.
 MEMORY_OVERLAP = 2.58
+# Fraction of a tile's first trip to memory that a block waits for at its next tiles, beside other blocks or tiles.
+AGAIN = 0.25
 # Bytes of C per clock that an SM writes: in vectors, or float by float through shared memory; and float by float from
 # where the sums are, as small thread tiles do without an epilogue.
 STORE, STORE_FLOATS = 32.2, 9.75
@@ -73,6 +83,7 @@ COMPENSATING_ALONE, MOST_COMPENSATED = 20, 4
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 ROUNDING = 1.0 - 1e-12  # factor of a lower bound, whose sum is rounded in another order than what it bounds
 SHORT_STEPS = 4  # terms that `short_sums` multiplies at a time
+BEFORE_LOOP = 2  # pairs of k-steps that `stream_k` multiplies before its loop, where copies by floats are spread
 DIRECT = "coalesced"  # which has no shared memory to wait for
 MOST_LANES = max(FP32_LANES_PER_SM.values())
 
@@ -122,6 +133,8 @@ class Costs:
         "_k_tile",
         "_meet",
         "_meeting",
+        "_out",
+        "_saved",
         "_size",
         "_store",
         "_stored",
@@ -175,6 +188,12 @@ class Costs:
             (rate.alone**OVERLAP + (4 * ceil(resident * warps / 4) / warps * full) ** OVERLAP) ** (1 / OVERLAP)
             for resident in range(rate.resident + 1)
         ]
+        # Terms of a k-tile that are left out at most where they are beyond k; and the clocks that a k-tile would take
+        # less without any, if they became fewer at the rate of the first ones: those that hide no wait.
+        self._out = 2 * most_left_out(config, 0 if vectors else BEFORE_LOOP) if stage.name == "stream_k" else 0
+        self._saved = self._k_tile
+        if not stage.undivided:
+            self._saved = [clocks - rate.alone**OVERLAP / clocks ** (OVERLAP - 1) for clocks in self._k_tile]
         self.in_groups, self.direct, self.divides = stage.name == "thin", stage.name == DIRECT, stage.takes_partition
         self.apart = READS_APART * parts_at_once(config) if stage.adds_apart else inf
         self._adding = ADDING_EARLY if adds_early(config) and cc >= OVERLAPPING else ADDING
@@ -213,11 +232,16 @@ class Costs:
         All multiprocessors are busy with multiply-adds and stores, and some block computes all k-tiles of a tile, or an
         equal part of them, which it adds to another's. The bytes of `memory` clocks overlap with these.
         """
-        (BM, BN, BK), k_tile = self._tile, self._k_tile
+        (BM, BN, BK), k_tile, out = self._tile, self._k_tile, self._out
         tiles: int = -(-m // BM) * -(-n // BN) * matrices
         k_tiles: float = -(-k // BK) or 1
         if self.stage.undivided:
             k_tiles = -(-k // SHORT_STEPS) * SHORT_STEPS / BK
+        elif out and k > BK:  # blocks of one k-tile wait, whatever they multiply
+            beyond = (k_tiles * BK - k - 1) // 2 * 2
+            if beyond > 0:
+                k_tiles -= (beyond if beyond < out else out) / BK
+        line = -(-k_tiles // 1)
         if tiles * k * self._traffic > memory:
             memory = tiles * k * self._traffic
         if by_columns and not (self.direct or self.in_groups):
@@ -225,7 +249,8 @@ class Costs:
         work = tiles * k_tiles
         least = work * self._busy + tiles * self._stored + self._begin
         resident = -(-tiles // self.sms) if tiles < self._blocks else self.rate.resident
-        whole = self.rate.first + resident * self._store + k_tiles * k_tile[resident]
+        whole = self.rate.first + resident * self._store
+        whole += line * k_tile[resident] - (line - k_tiles) * self._saved[resident]
         shared = PIECE + self._store - (-work // self._blocks) * k_tile[1]
         if self.in_groups and memory > shared:
             shared = memory
@@ -251,16 +276,16 @@ class Costs:
 
         One block per tile; whole rounds, and the rest in equal partitions; a number of blocks per tile.
         """
-        found = [(tiles, tiles)]
-        if tiles * k_tiles >= MAX_LINE:
+        found, line = [(tiles, tiles)], -(-k_tiles // 1)
+        if tiles * line >= MAX_LINE:
             return found
         for blocks in range(self.sms, self._blocks + 1, self.sms):
             if tiles > blocks:
                 if tiles % blocks:
                     found.append((blocks, (tiles // blocks - 1) * blocks))
-            elif tiles < blocks < tiles * k_tiles:
+            elif tiles < blocks < tiles * line:
                 found.append((blocks, 0))
-        most = min(k_tiles, self._blocks // tiles)
+        most = min(line, self._blocks // tiles)
         return found + [(tiles * split, 0) for split in SPLITS if split <= most]
 
     def ways(
@@ -303,6 +328,8 @@ class Costs:
         apart, meet, adding = self.apart, self._meet, self._adding
         least_meeting = meet if apart == inf else min(meet, adding)
         found, first = list[Way](), self.rate.first
+        line, saved = -(-k_tiles // 1), self._saved
+        left_out = line - k_tiles  # of a k-tile, beyond k; only a block with whole tiles takes less time
         for division in divisions:
             blocks, whole = division
             resident, clocks = -(-blocks // sms), 0.0
@@ -312,29 +339,31 @@ class Costs:
             if blocks > most:  # one block per tile, in rounds
                 each = self.rate.resident
                 rounds, rest = divmod(resident, each)
-                clocks = rounds * (first + each * store + k_tiles * k_tile[each])
+                clocks = rounds * (first + each * store + line * k_tile[each] - left_out * saved[each])
                 if in_groups and rest:  # the last round begins when the others have read their share of the bytes
                     share = memory * rounds * most / blocks
                     clocks = clocks if clocks > share else share
                 if rest and each == 2 and not in_groups:  # an SM's two blocks end together, and two others begin
                     rest = 2
                 if rest:
-                    clocks += first + rest * store + k_tiles * k_tile[rest]
+                    clocks += first + rest * store + line * k_tile[rest] - left_out * saved[rest]
                 whole = tiles
             elif whole:
-                clocks = -(-whole // blocks) * (first + resident * store + k_tiles * k_tile[resident])
+                each_tile = line * k_tile[resident] - left_out * saved[resident]
+                rounds = -(-whole // blocks)
+                clocks = rounds * (resident * store + each_tile) + (1 + AGAIN * (rounds - 1)) * first
             divided_tiles = tiles - whole
             if divided_tiles > 0:
-                shared = divided_tiles * k_tiles
+                shared = divided_tiles * line
                 divided = -(-shared // blocks)  # k-tiles of divided tiles, of the block that has most
                 summing = divided * k_tile[resident]
-                if launch + clocks + summing + (PIECE + least_meeting if divided < k_tiles else PIECE) > limit:
+                if launch + clocks + summing + (PIECE + least_meeting if divided < line else PIECE) > limit:
                     continue
-                even = not (shared % blocks or k_tiles % divided)  # else pieces straddle tiles
-                of_tiles = divided / k_tiles
+                even = not (shared % blocks or line % divided)  # else pieces straddle tiles
+                of_tiles = divided / line
                 pieces = 1 if even or divided_tiles == 1 else ceil(of_tiles) + 1  # of tiles, per block
                 clocks += summing + pieces * PIECE + resident * store * (of_tiles if of_tiles > 1.0 else 1.0)
-                parts = k_tiles / divided  # of a tile
+                parts = line / divided  # of a tile
                 if not even:
                     parts += 1
                 if parts > 1 and blocks > apart * divided_tiles:

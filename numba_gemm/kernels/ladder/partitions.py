@@ -23,6 +23,7 @@ __all__ = [
     "adds_apart",
     "adds_early",
     "default_partition",
+    "most_left_out",
     "packed_extents",
     "partition_layout",
     "parts_at_once",
@@ -33,6 +34,7 @@ MOST_THREADS, ADDED_AT_ONCE = 256, 8  # of the kernel that adds parts: threads, 
 MANY_ELEMENTS = 1 << 17  # from which on each of its threads has four elements instead of one
 GROUP = 8  # rows of tiles that are walked together
 MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
+MOST_LEAVING_OUT = 64  # sums per thread, with which k-steps beyond k are left out
 READS_APART = 3  # of parts of a tile, one after the other, beyond which another kernel adds them
 
 
@@ -70,6 +72,15 @@ def adds_early(config: Any) -> bool:
     It may not beside the largest thread tiles, whose blocks fill a multiprocessor: measured, that takes longer.
     """
     return bool(config.TM * config.TN < 128)
+
+
+def most_left_out(config: Any, before: int) -> int:
+    """Return the most pairs of k-steps beyond k that `stream_k` leaves out, if `before` of a k-tile precede its loop.
+
+    The loop keeps one pair, and the last pair of a k-tile follows it. The largest thread tiles leave out none: they
+    have no register to spare, and are for long sums.
+    """
+    return max(0, config.BK // 2 - 2 - before) if config.TM * config.TN <= MOST_LEAVING_OUT else 0
 
 
 def packed_extents(config: Any) -> int:

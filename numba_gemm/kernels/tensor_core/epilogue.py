@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from numba import cuda, float32, int32, int64, uint32, uint64
 
-from ...device.address import address_of, col_step, global_load2, global_store2, row_step
+from ...device.address import address_of, col_step, global_load2, global_store1_if, global_store2, row_step
 from ...device.matrix import shifted
 from ...device.narrow import power
 from ...device.store import element_store
@@ -22,6 +22,7 @@ from .special_values import AHEAD, AHEAD_IN_WARP, alone, infinite_terms, lanes_o
 from .stage import TensorVariant
 
 HUGE = 2.0**126  # four times this is infinite
+ENOUGH = 1 << 16  # more rows or columns than a tile has
 
 
 @device_function
@@ -139,28 +140,38 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
         pairs = start % 8 == 0 and row_step(c) % 8 == 0 and col_step(c) == 4
         # Uniform within a warp, whose first row is a multiple of 16, and first column a multiple of 8.
         inside = row // 16 * 16 + 16 * DEEP <= c.shape[0] and col // 8 * 8 + 8 * ACROSS <= c.shape[1]
-        return PLAIN and pairs and inside
+        return pairs and inside
 
-    def for_each_pair(visit):
-        """Make a device function that visits groups of 16 rows and 8 columns by ``visit(c, upper, lower, ..., j)``.
+    def for_each_group(visit, adjacent):
+        """Make a device function that visits groups of 16 rows and 8 columns.
 
-        Two loops, since the compiler unrolls only short ones.
+        ``visit(c, upper, lower, alpha, total, beta, j, rows, cols)`` has the addresses of a lane's first sums in both
+        rows, and the rows and columns of C from the first one on. Rows are contiguous if `adjacent`. Two loops, since
+        the compiler unrolls only short ones.
         """
 
         @device_function
+        def across(c):
+            return int64(32) if adjacent else 8 * col_step(c)
+
+        @device_function
         def visit_all(c, row, col, alpha, total, beta):
-            start = address_of(c, row, col)
+            start, down, right = address_of(c, row, col), row_step(c), across(c)
+            rows = int32(min(c.shape[0] - row, int64(ENOUGH)))  # negative if the lane's first row is beyond C
+            cols = int32(min(c.shape[1] - col, int64(ENOUGH)))
             for j in range(GROUPS // 2):
-                upper = start + j // ACROSS * 16 * row_step(c) + 32 * (j % ACROSS)
-                visit(c, upper, upper + 8 * row_step(c), alpha, total, beta, j)
+                upper = start + j // ACROSS * 16 * down + j % ACROSS * right
+                to_row, to_col = int32(rows - j // ACROSS * 16), int32(cols - j % ACROSS * 8)
+                visit(c, upper, upper + 8 * down, alpha, total, beta, j, to_row, to_col)
             for j in range(GROUPS // 2, GROUPS):
-                upper = start + j // ACROSS * 16 * row_step(c) + 32 * (j % ACROSS)
-                visit(c, upper, upper + 8 * row_step(c), alpha, total, beta, j)
+                upper = start + j // ACROSS * 16 * down + j % ACROSS * right
+                to_row, to_col = int32(rows - j // ACROSS * 16), int32(cols - j % ACROSS * 8)
+                visit(c, upper, upper + 8 * down, alpha, total, beta, j, to_row, to_col)
 
         return visit_all
 
     @device_function
-    def add_group(c, upper, lower, alpha, total, beta, j):
+    def add_group(c, upper, lower, alpha, total, beta, j, rows, cols):
         # Rounded as the compiler does in `store_axpby1`, so that bits do not depend on the alignment of C.
         above, below = global_load2(c, upper), global_load2(c, lower)
         total[j, 0] = cuda.fma(alpha, total[j, 0], beta * above[0])
@@ -169,11 +180,19 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
         total[j, 3] = cuda.fma(alpha, total[j, 3], beta * below[1])
 
     @device_function
-    def store_group(c, upper, lower, alpha, total, beta, j):
+    def store_group(c, upper, lower, alpha, total, beta, j, rows, cols):
         global_store2(c, upper, alpha * total[j, 0], alpha * total[j, 1])
         global_store2(c, lower, alpha * total[j, 2], alpha * total[j, 3])
 
-    add_pairs, store_pairs = for_each_pair(add_group), for_each_pair(store_group)
+    @device_function
+    def store_each(c, upper, lower, alpha, total, beta, j, rows, cols):
+        global_store1_if(c, upper, alpha * total[j, 0], rows > 0 and cols > 0)
+        global_store1_if(c, upper + col_step(c), alpha * total[j, 1], rows > 0 and cols > 1)
+        global_store1_if(c, lower, alpha * total[j, 2], rows > 8 and cols > 0)
+        global_store1_if(c, lower + col_step(c), alpha * total[j, 3], rows > 8 and cols > 1)
+
+    add_pairs, store_pairs = for_each_group(add_group, True), for_each_group(store_group, True)
+    store_floats = for_each_group(store_each, False)
 
     @device_function
     def some_huge(total):
@@ -215,12 +234,16 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
     def finish(c, row, col, alpha, total, beta, a, b, x, y, vectors, partial):
         if SCALED and not partial:
             unscale(total, a, b, row, col)
+        pairs = in_pairs(c, row, col)
         # Unless each lane searches alone, a warp votes, so its lanes take the same way.
-        if in_pairs(c, row, col) and (PARTS == 1 or partial or not some_huge(total)):
-            if beta != float32(0):  # all of C is read before any of it is written, so that the reads overlap
-                add_pairs(c, row, col, alpha, total, beta)
-                alpha = float32(1)
-            store_pairs(c, row, col, alpha, total, beta)
+        if PLAIN and (pairs or beta == float32(0)) and (PARTS == 1 or partial or not some_huge(total)):
+            if pairs:
+                if beta != float32(0):  # all of C is read before any of it is written, so that the reads overlap
+                    add_pairs(c, row, col, alpha, total, beta)
+                    alpha = float32(1)
+                store_pairs(c, row, col, alpha, total, beta)
+            else:
+                store_floats(c, row, col, alpha, total, beta)
         else:
             write(c, row, col, alpha, total, beta, a, b, x, y, vectors)
 
