@@ -50,6 +50,7 @@ GENERATORS: dict[str, Callable[[Published], str]] = {
     "router_gates": random_shapes.router_gates,
     "distributed": several_gpus.distributed,
     "distributed_h100": several_gpus.distributed_h100,
+    "distributed_four": several_gpus.distributed_four,
     "streamed_devices": several_gpus.streamed_devices,
     "torch_step": torch_tables.torch_step,
     "training": torch_tables.training,

@@ -10,7 +10,7 @@ from blocks.published import Published, code, missed, source
 from numba_gemm.lab.bench.distributed import EXPERIMENT as DISTRIBUTED
 from numba_gemm.lab.bench.tables import Column, figure, number, significant, table, text
 
-H100S, H200S = "../../h100x2", "../../h200x2"  # relative to the results of one GPU
+H100S, H200S, FOUR_H200S = "../../h100x2", "../../h200x2", "../../h200x4"  # relative to the results of one GPU
 
 
 def distributed_h100(found: Published) -> str:
@@ -18,9 +18,18 @@ def distributed_h100(found: Published) -> str:
     return compared(*found.measured("distributed", folder=H100S))
 
 
+def distributed_four(found: Published) -> str:
+    """Tables of the speeds of distributed products on four H200s, and of what belongs to them."""
+    return beside_predictions(*found.measured("distributed", folder=FOUR_H200S))
+
+
 def distributed(found: Published) -> str:
     """Tables of the speeds of distributed products on H200s, and of what belongs to them."""
-    rows, how = found.measured("distributed", folder=H200S)
+    return beside_predictions(*found.measured("distributed", folder=H200S))
+
+
+def beside_predictions(rows: Sequence[Mapping[str, Any]], how: Mapping[str, Any]) -> str:
+    """Tables of the speeds of distributed products, and of what is predicted, with clocks and power."""
     heads = ("mhz", "MHz"), ("watts", "W")
     beside = table(
         "",

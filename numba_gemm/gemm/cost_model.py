@@ -45,8 +45,6 @@ SOONER = 69
 OVERLAP = 2.31
 # So do these and the operands' bytes, but for `thin`.
 MEMORY_OVERLAP = 2.58
-# Fraction of a tile's first trip to memory that a block waits for at its next tiles, beside other blocks or tiles.
-AGAIN = 0.25
 # Bytes of C per clock that an SM writes: in vectors, or float by float through shared memory; and float by float from
 # where the sums are, as small thread tiles do without an epilogue.
 STORE, STORE_FLOATS = 32.2, 9.75
@@ -350,8 +348,7 @@ class Costs:
                 whole = tiles
             elif whole:
                 each_tile = line * k_tile[resident] - left_out * saved[resident]
-                rounds = -(-whole // blocks)
-                clocks = rounds * (resident * store + each_tile) + (1 + AGAIN * (rounds - 1)) * first
+                clocks = -(-whole // blocks) * (first + resident * store + each_tile)
             divided_tiles = tiles - whole
             if divided_tiles > 0:
                 shared = divided_tiles * line

@@ -25,7 +25,7 @@ from .ladder_heuristics import (
     SHORT_TERMS,
     THIN_ELEMENTS,
     best_of_ladder,
-    common_divisors,
+    common_divisor,
     ranked_ladder,
 )
 from .precision import tensor_stage
@@ -193,7 +193,7 @@ def best(wanted: Problem) -> Choice:
 
 
 def _rounded_up(wanted: Problem) -> Problem:
-    """Return a problem of as many tiles, for which the choice is the same: extents are rounded up if they can be."""
+    """Return a problem of as many tiles, for which the choice is the same: M and N are rounded up if they can be."""
     m, n, k, sm_count = wanted.m, wanted.n, wanted.k, wanted.sm_count
     if wanted.precision != IEEE:
         if wanted.cc == WARPGROUPS:  # whose time depends on tiles that reach beyond C
@@ -201,15 +201,15 @@ def _rounded_up(wanted: Problem) -> Problem:
         return Problem(-(-m // TENSOR_TILE) * TENSOR_TILE, -(-n // TENSOR_TILE) * TENSOR_TILE, *wanted[2:])
     if m <= NARROW or n <= NARROW or k <= SHORT_TERMS or wanted.matrices * m * n <= THIN_ELEMENTS:
         return wanted
-    tile, k_tile = common_divisors(wanted.cc)
-    rows, cols, terms = ceil_div(m, tile) * tile, ceil_div(n, tile) * tile, ceil_div(k, k_tile) * k_tile
-    elements = wanted.matrices * (rows * terms + terms * cols + rows * cols)
+    tile = common_divisor(wanted.cc)
+    rows, cols = ceil_div(m, tile) * tile, ceil_div(n, tile) * tile
+    elements = wanted.matrices * (rows * k + k * cols + rows * cols)
     in_bytes = memory_clocks(elements, wanted.memory_bandwidth, wanted.clock_hz)
     if wanted.by_columns:
         in_bytes = max(in_bytes, cost_model.columns_clocks(wanted.matrices * rows * cols, sm_count))
     if BYTES_COUNT * in_bytes > wanted.matrices * m * n * k / (MOST_LANES * sm_count):
         return wanted
-    return Problem(rows, cols, terms, *wanted[3:])
+    return Problem(rows, cols, *wanted[2:])
 
 
 @lru_cache(maxsize=4096)

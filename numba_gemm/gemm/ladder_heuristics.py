@@ -16,7 +16,7 @@ from .cost_model import DIRECT, LAUNCH, MEMORY_OVERLAP, Costs, Way, memory_clock
 from .ladder_rates import rate_of
 from .problem import Choice, Problem
 
-__all__ = ["best_of_ladder", "common_divisors", "considered_of", "ranked_ladder", "rated"]
+__all__ = ["best_of_ladder", "common_divisor", "considered_of", "ranked_ladder", "rated"]
 
 FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
 # Tiles along a row of C up to which those for a C of few columns are considered, and columns up to which `thin` is;
@@ -45,10 +45,10 @@ def rated(cc: tuple[int, int]) -> tuple[tuple[LadderStage, TileConfig], ...]:
 
 
 @lru_cache(maxsize=16)
-def common_divisors(cc: tuple[int, int]) -> tuple[int, int]:
-    """Return the largest numbers that divide all extents of C's tiles, and of k-tiles, but for a C of few columns."""
+def common_divisor(cc: tuple[int, int]) -> int:
+    """Return the largest number that divides all extents of C's tiles, but for a C of few columns."""
     configs = [one for stage, one in rated(cc) if stage.name != DIRECT and not is_narrow(stage, one)]
-    return gcd(*(config.BM for config in configs), *(config.BN for config in configs)), gcd(*(c.BK for c in configs))
+    return gcd(*(config.BM for config in configs), *(config.BN for config in configs))
 
 
 def is_narrow(stage: Stage, config: TileConfig) -> bool:

@@ -28,9 +28,8 @@ from numba_gemm.models.gpu_names import compute_capabilities
 from numba_gemm.runtime.device import DeviceProperties
 
 CONSTANTS = (
-    *("LAUNCH", "SOONER", "PIECE", "BLOCK", "OVERLAP", "MEMORY_OVERLAP", "AGAIN", "STORE", "STORE_FLOATS"),
+    *("LAUNCH", "SOONER", "PIECE", "BLOCK", "OVERLAP", "MEMORY_OVERLAP", "STORE", "STORE_FLOATS", "PARTIAL_SECTORS"),
     *(
-        "PARTIAL_SECTORS",
         "STORE_COLUMNS",
         "LONE_COLUMNS",
         "MEET",
