@@ -186,8 +186,8 @@ class Costs:
             (rate.alone**OVERLAP + (4 * ceil(resident * warps / 4) / warps * full) ** OVERLAP) ** (1 / OVERLAP)
             for resident in range(rate.resident + 1)
         ]
-        # Terms of a k-tile that are left out at most where they are beyond k; and the clocks that a k-tile would take
-        # less without any, if they became fewer at the rate of the first ones: those that hide no wait.
+        # Terms beyond k that a k-tile leaves out at most; and the clocks of a k-tile that hide no wait, which become
+        # fewer with its terms.
         self._out = 2 * most_left_out(config, 0 if vectors else BEFORE_LOOP) if stage.name == "stream_k" else 0
         self._saved = self._k_tile
         if not stage.undivided:
@@ -223,6 +223,8 @@ class Costs:
         self, m: int, n: int, k: int, matrices: int, memory: float, by_columns: bool = False
     ) -> tuple[float, int, float, float, float]:
         """Return clocks that no division can go below, numbers of tiles and k-tiles, and clocks of the bytes.
+
+        Terms that a k-tile leaves out make the number of k-tiles smaller by a fraction.
 
         The last number is the clocks that each block adds to the time in which first chunks arrive. `by_columns` is
         True if rows of C in memory are columns of tiles.

@@ -18,6 +18,7 @@ from support.ladder_cases import ALPHA_BETA, LAYOUTS, Case, Operand, cases, run
 from support.operands import filled
 
 from numba_gemm.gemm.ladder_rates import RATES
+from numba_gemm.inspect import trace
 from numba_gemm.kernels import stage as stages
 from numba_gemm.kernels.ladder import STAGES, TileConfig
 from numba_gemm.kernels.ladder import stage as ladder_stage
@@ -107,6 +108,17 @@ def test_any_shape(stage, data):
 
 
 SPECIALS = [np.nan, np.inf, -np.inf, 3.4e38, 1e-45, -0.0]
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(("k", "steps"), [(4, 6), (6, 8), (8, 8)])
+def test_k_steps_beyond_k_are_left_out(k, steps):
+    """A k-tile of eight terms in one warp: three vectors for each k-step, and for one that is read ahead."""
+    a, b, c = (np.ones(shape, np.float32) for shape in ((k, 32), (k, 32), (32, 32)))
+    requests = trace("stream_k", None, None, 1, a.T, b, 0, c, config="test").requests
+    reads = requests[(requests["array"] == "tiles") & (requests["op"] == "load")]
+    assert len(reads) == 3 * (steps + 1)
+    assert (c == k).all()
 
 
 @pytest.mark.parametrize("where", ["a", "b", "both"])

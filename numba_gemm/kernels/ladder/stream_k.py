@@ -6,8 +6,8 @@ Idea: basic_stream_k with a tile loader for each of five layouts, which makes tr
     matrices of a batch are additional tiles. An epilogue is applied to the elements of C as they are stored. Where many
     blocks share a tile, another kernel adds their parts (`add_parts`): one block would read one after the other. The
     main loop also multiplies the last k-tile, and switches off its loads by a predicate; that of basic_stream_k
-    multiplies it after the loop. The first k-tile, which alone may reach beyond k, ends with the pair of k-steps that
-    has the last of its k. With few tiles, equal shares are split-K (see `device.partition`).
+    multiplies it after the loop. The first k-tile, which alone may reach beyond k, leaves out pairs of k-steps beyond
+    it. With few tiles, equal shares are split-K (see `device.partition`).
     In "bf16x6", small tiles have sums that are compensated after every six k-steps, see `device.compensated`; blocks do
     not share these.
 Traffic: the same, plus at most two partial tiles per block, written and read.
@@ -71,7 +71,7 @@ def build(config, variant):
     SPREADS = FLOATS and (TM * TN >= SUMS_SPREAD or not variant.b.startswith("across"))
     SPREAD = min(2, BK // 2 - 1) if SPREADS else 0  # pairs of k-steps
     PARTS = max(1, 2 * SPREAD)
-    LOOPS, MOST_OUT = BK // 2 - 1 > SPREAD, most_left_out(config, SPREAD)
+    LOOPS, MOST_LEFT_OUT = BK // 2 - 1 > SPREAD, most_left_out(config, SPREAD)
     # Large thread tiles leave no register to spare where several blocks share an SM, if A passes through registers and
     # B does so, too, or is copied 4 bytes at a time; with eight blocks and a C that is stored float by float, smaller
     # ones do not, either.
@@ -180,9 +180,9 @@ def build(config, variant):
             k0 = int64(0) if first == uint32(0) else narrow + (int64(first) - 1) * BK
             width = narrow if first == uint32(0) else int64(BK)
             left = uint32(last - first)
-            out = uint32(0)  # pairs of k-steps of the first k-tile that are left out, since they are beyond k
-            if MOST_OUT > 0:
-                out = pinned(min(uint32((max(BK - width, int64(1)) - 1) // 2), uint32(MOST_OUT)))
+            left_out = uint32(0)  # pairs of k-steps beyond k, of the first k-tile
+            if MOST_LEFT_OUT > 0:
+                left_out = pinned(min(uint32((max(BK - width, int64(1)) - 1) // 2), uint32(MOST_LEFT_OUT)))
             place_a(x, block_row, k0, tid, a_addresses)
             place_b(y, block_col, k0, tid, b_addresses)
             # all threads have read the previous piece's fragments, those read ahead at its end and its staged C before
@@ -222,7 +222,7 @@ def build(config, variant):
                     step(tiles, a_at, b_at, 2, a_odd, b_odd, a_even, b_even, acc)
                     a_at, b_at = uint32(a_at + 8 * A_PITCH), uint32(b_at + 8 * B_PITCH)
                 commit_group()
-                p, inner = uint32(out + uint32(SPREAD)), LOOPS
+                p, inner = uint32(left_out + uint32(SPREAD)), LOOPS
                 while inner:  # tested at its end: it has at least one iteration
                     step(tiles, a_at, b_at, 1, a_even, b_even, a_odd, b_odd, acc)
                     step(tiles, a_at, b_at, 2, a_odd, b_odd, a_even, b_even, acc)
@@ -239,7 +239,7 @@ def build(config, variant):
                 a_at, b_at = uint32(a_from + slot), uint32(b_from + slot)
                 step(tiles, a_at, b_at, BK - 1, a_even, b_even, a_odd, b_odd, acc)
                 slot = other
-                out = uint32(0)
+                left_out = uint32(0)
                 settle_a(tiles, uint32(a_to + slot), a_staged)
                 settle_b(tiles, uint32(b_to + slot), b_staged)
                 wait_group(0)
