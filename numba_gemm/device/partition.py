@@ -181,6 +181,15 @@ def part_slot(partition, index, lead, q):
 
 
 @device_function
+def first_terms(k, k_tiles, first, BK):
+    """Return where a piece of a sum begins, and the terms of its first k-tile; only the sum's first may have fewer."""
+    narrow = k - (int64(k_tiles) - 1) * BK
+    k0 = int64(0) if first == uint32(0) else narrow + (int64(first) - 1) * BK
+    width = narrow if first == uint32(0) else int64(BK)
+    return k0, width
+
+
+@device_function
 def parts_in_group(parts):
     """Number of parts of a sum that one block adds, at least 16; a sum has at most 32 such groups."""
     return max(uint32(16), uint32(uint32(parts + 31) // 32))

@@ -41,6 +41,7 @@ from .address import (
     global_load4_if,
     global_load4_or_zero,
     global_load4_over_zeros,
+    pinned,
     row_step,
     shared_store1,
 )
@@ -286,3 +287,21 @@ def _along1(extent, bk, threads, pitch, parts, unit):
             source += ROWS * row_step(x)
 
     return TileLoader(1, 1, ceil_div(COPIES, AT_A_TIME), origin, place, valid, begin, fetch, _nothing_to_settle)
+
+
+@lru_cache(maxsize=64)
+def pairs_beyond(BK, most):
+    """Make a device function that returns the pairs of k-steps, up to `most`, without any of a k-tile's `width` terms.
+
+    The k-tile's last k-step is not among them.
+    """
+
+    @device_function
+    def beyond(width):
+        return pinned(min(uint32((max(BK - width, int64(1)) - 1) // 2), uint32(most)))
+
+    @device_function
+    def none(width):
+        return uint32(0)
+
+    return beyond if most > 0 else none

@@ -131,7 +131,7 @@ class Costs:
         "_k_tile",
         "_meet",
         "_meeting",
-        "_out",
+        "_most_left_out",
         "_saved",
         "_size",
         "_store",
@@ -188,7 +188,9 @@ class Costs:
         ]
         # Terms beyond k that a k-tile leaves out at most; and the clocks of a k-tile that hide no wait, which become
         # fewer with its terms.
-        self._out = 2 * most_left_out(config, 0 if vectors else BEFORE_LOOP) if stage.name == "stream_k" else 0
+        self._most_left_out = (
+            2 * most_left_out(config, 0 if vectors else BEFORE_LOOP) if stage.name == "stream_k" else 0
+        )
         self._saved = self._k_tile
         if not stage.undivided:
             self._saved = [clocks - rate.alone**OVERLAP / clocks ** (OVERLAP - 1) for clocks in self._k_tile]
@@ -232,15 +234,15 @@ class Costs:
         All multiprocessors are busy with multiply-adds and stores, and some block computes all k-tiles of a tile, or an
         equal part of them, which it adds to another's. The bytes of `memory` clocks overlap with these.
         """
-        (BM, BN, BK), k_tile, out = self._tile, self._k_tile, self._out
+        (BM, BN, BK), k_tile, most = self._tile, self._k_tile, self._most_left_out
         tiles: int = -(-m // BM) * -(-n // BN) * matrices
         k_tiles: float = -(-k // BK) or 1
         if self.stage.undivided:
             k_tiles = -(-k // SHORT_STEPS) * SHORT_STEPS / BK
-        elif out and k > BK:  # blocks of one k-tile wait, whatever they multiply
+        elif most and k > BK:  # blocks of one k-tile wait, whatever they multiply
             beyond = (k_tiles * BK - k - 1) // 2 * 2
             if beyond > 0:
-                k_tiles -= (beyond if beyond < out else out) / BK
+                k_tiles -= (beyond if beyond < most else most) / BK
         line = -(-k_tiles // 1)
         if tiles * k * self._traffic > memory:
             memory = tiles * k * self._traffic

@@ -69,16 +69,19 @@ def shared_cases(stage: LadderStage, config: TileConfig) -> list[Shared]:
     """
     bm, bn, bk = config.BM, config.BN, config.BK
     cases = [
-        Shared("across1 across1", (bm - 3, bn - 1, 2 * bk + 2), 2),
+        Shared("across1 across1", (bm - 3, bn - 1, 2 * bk + 3), 2),
         Shared("along4 along4", (bm - 4, bn, 2 * bk + 4), 1),
         Shared("across4 along4", (bm + 4, bn + 3, 2 * bk + 4), 3, whole=2, beta=0.5),
         Shared("across1 along1", (2 * bm + 1, bn + 3, 2 * bk + 1), 4, whole=1, epilogue=True),
-        Shared("across4 across4", (bm - 4, bn, 2 * bk + 2), 1),
+        Shared("across4 across4", (bm - 4, bn, 2 * bk + 3), 1),
         Shared("along4 across4", (8, 4, 2 * bk - 4), 9, whole=2, batch=True, epilogue=True),
         Shared("any any", (bm + 1, bn - 1, 3 * bk + 3), 7, beta=1.0),
         Shared("along4 across4", (bm + 4, bn + 4, 3 * bk + 4), 5, beta=-2.0),
         Shared("along1 across1", (bm + 3, bn - 1, 4 * bk - 1), 3, beta=0.5, epilogue=True),
         Shared("along1 along1", (bm - 1, 2 * bn - 1, bk + 1), 3, beta=-0.5),
+        # After an even number of terms, the first one that is beyond k is multiplied, too.
+        Shared("across1 across1", (bm - 3, bn - 1, 2 * bk + 2), 2),
+        Shared("across4 across4", (bm - 4, bn, 2 * bk + 2), 1),
     ]
     # a tile may have one row, or one column
     able = [case for case in cases if stage.takes_epilogue or not (case.batch or case.epilogue)]

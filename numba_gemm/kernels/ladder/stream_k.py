@@ -30,9 +30,20 @@ from ...device.compensated import compensated_sums, plain_sums
 from ...device.grid_order import let_next_start, nothing
 from ...device.matrix import shifted
 from ...device.outer_product import outer_product
-from ...device.partition import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
+from ...device.partition import (
+    arrive,
+    batch_place,
+    first_terms,
+    member_of,
+    owner,
+    part_slot,
+    piece,
+    reset,
+    row_partial,
+    tile_place,
+)
 from ...device.store import row_store, staged_store
-from ...device.tile_loader import tile_loader
+from ...device.tile_loader import pairs_beyond, tile_loader
 from ...device.units import FLOAT32_BYTES, WARP
 from ...simulator.switch import device_function, hardware_only
 from .partitions import adds_early, most_left_out, parts_at_once
@@ -71,7 +82,7 @@ def build(config, variant):
     SPREADS = FLOATS and (TM * TN >= SUMS_SPREAD or not variant.b.startswith("across"))
     SPREAD = min(2, BK // 2 - 1) if SPREADS else 0  # pairs of k-steps
     PARTS = max(1, 2 * SPREAD)
-    LOOPS, MOST_LEFT_OUT = BK // 2 - 1 > SPREAD, most_left_out(config, SPREAD)
+    LOOPS, beyond = BK // 2 - 1 > SPREAD, pairs_beyond(BK, most_left_out(config, SPREAD))
     # Large thread tiles leave no register to spare where several blocks share an SM, if A passes through registers and
     # B does so, too, or is copied 4 bytes at a time; with eight blocks and a C that is stored float by float, smaller
     # ones do not, either.
@@ -175,14 +186,9 @@ def build(config, variant):
                     acc[i, j] = float32(0)
             if COMPENSATED:
                 clear(total)
-            # Only the first tile along k may be partial.
-            narrow = k - (int64(k_tiles) - 1) * BK
-            k0 = int64(0) if first == uint32(0) else narrow + (int64(first) - 1) * BK
-            width = narrow if first == uint32(0) else int64(BK)
+            k0, width = first_terms(k, k_tiles, first, BK)
             left = uint32(last - first)
-            left_out = uint32(0)  # pairs of k-steps beyond k, of the first k-tile
-            if MOST_LEFT_OUT > 0:
-                left_out = pinned(min(uint32((max(BK - width, int64(1)) - 1) // 2), uint32(MOST_LEFT_OUT)))
+            left_out = beyond(width)  # pairs of k-steps beyond k, of the first k-tile
             place_a(x, block_row, k0, tid, a_addresses)
             place_b(y, block_col, k0, tid, b_addresses)
             # all threads have read the previous piece's fragments, those read ahead at its end and its staged C before
@@ -236,10 +242,8 @@ def build(config, variant):
                 for i in range(B_ADDRESSES):
                     b_addresses[i] += BK * col_step(y)
                 # The tile's last k-step has a constant address; if others are left out, it adds zeros.
-                a_at, b_at = uint32(a_from + slot), uint32(b_from + slot)
-                step(tiles, a_at, b_at, BK - 1, a_even, b_even, a_odd, b_odd, acc)
-                slot = other
-                left_out = uint32(0)
+                step(tiles, uint32(a_from + slot), uint32(b_from + slot), BK - 1, a_even, b_even, a_odd, b_odd, acc)
+                slot, left_out = other, uint32(0)
                 settle_a(tiles, uint32(a_to + slot), a_staged)
                 settle_b(tiles, uint32(b_to + slot), b_staged)
                 wait_group(0)

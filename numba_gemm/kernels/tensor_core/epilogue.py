@@ -34,6 +34,24 @@ def place(tile, rows, cols):
     return uint32(group * GROUP + within % height), uint32(within // height)
 
 
+@device_function
+def elements_from(extent, at):
+    """Return the number of elements from the index `at` on, at most `ENOUGH`; negative if it is beyond the end."""
+    return int32(min(extent - at, int64(ENOUGH)))
+
+
+@device_function
+def store_four(c, upper, lower, alpha, sums, j, rows, cols, down):
+    """Write those of a lane's four sums ``sums[j]`` that C has: two of the row at `upper`, and two `down` rows below.
+
+    `rows` and `cols` are those of C from the first sum on.
+    """
+    global_store1_if(c, upper, alpha * sums[j, 0], rows > 0 and cols > 0)
+    global_store1_if(c, upper + col_step(c), alpha * sums[j, 1], rows > 0 and cols > 1)
+    global_store1_if(c, lower, alpha * sums[j, 2], rows > down and cols > 0)
+    global_store1_if(c, lower + col_step(c), alpha * sums[j, 3], rows > down and cols > 1)
+
+
 @lru_cache(maxsize=64)
 def of_batch(variant: TensorVariant):
     """Make a device function ``(a, b, c, x, y, steps)`` that returns the operands of this block's matrix of a batch."""
@@ -151,14 +169,10 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
         """
 
         @device_function
-        def across(c):
-            return int64(32) if adjacent else 8 * col_step(c)
-
-        @device_function
         def visit_all(c, row, col, alpha, total, beta):
-            start, down, right = address_of(c, row, col), row_step(c), across(c)
-            rows = int32(min(c.shape[0] - row, int64(ENOUGH)))  # negative if the lane's first row is beyond C
-            cols = int32(min(c.shape[1] - col, int64(ENOUGH)))
+            start, down = address_of(c, row, col), row_step(c)
+            right = int64(32) if adjacent else 8 * col_step(c)
+            rows, cols = elements_from(c.shape[0], row), elements_from(c.shape[1], col)
             for j in range(GROUPS // 2):
                 upper = start + j // ACROSS * 16 * down + j % ACROSS * right
                 to_row, to_col = int32(rows - j // ACROSS * 16), int32(cols - j % ACROSS * 8)
@@ -186,10 +200,7 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
 
     @device_function
     def store_each(c, upper, lower, alpha, total, beta, j, rows, cols):
-        global_store1_if(c, upper, alpha * total[j, 0], rows > 0 and cols > 0)
-        global_store1_if(c, upper + col_step(c), alpha * total[j, 1], rows > 0 and cols > 1)
-        global_store1_if(c, lower, alpha * total[j, 2], rows > 8 and cols > 0)
-        global_store1_if(c, lower + col_step(c), alpha * total[j, 3], rows > 8 and cols > 1)
+        store_four(c, upper, lower, alpha, total, j, rows, cols, 8)
 
     add_pairs, store_pairs = for_each_group(add_group, True), for_each_group(store_group, True)
     store_floats = for_each_group(store_each, False)

@@ -22,7 +22,6 @@ from ...device.address import (
     address_of,
     col_step,
     global_load2,
-    global_store1_if,
     global_store2,
     row_step,
     shared_load1,
@@ -34,7 +33,7 @@ from ...device.store import element_store
 from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
 from ..stage import require
-from .epilogue import ENOUGH, for_each_sum, place
+from .epilogue import elements_from, for_each_sum, place, store_four
 from .pacing import pace
 from .pipeline import first_slot, ring
 from .precision import TENSOR_PRECISIONS
@@ -150,15 +149,6 @@ def sums_store(config, variant):
     write_rows, write_columns = pairs_store(1, 2), pairs_store(2, 1)
 
     @device_function
-    def write_floats(c, start, down, right, rows, cols, alpha, acc):
-        for j in range(COLUMN_GROUPS):
-            to, left = start + 8 * j * right, int32(cols - 8 * j)
-            global_store1_if(c, to, alpha * acc[j, 0], rows > 0 and left > 0)
-            global_store1_if(c, to + right, alpha * acc[j, 1], rows > 0 and left > 1)
-            global_store1_if(c, to + DOWN * down, alpha * acc[j, 2], rows > DOWN and left > 0)
-            global_store1_if(c, to + DOWN * down + right, alpha * acc[j, 3], rows > DOWN and left > 1)
-
-    @device_function
     def store(c, row, col, alpha, acc, beta, vectors, inside):
         start, down, right = address_of(c, row, col), row_step(c), col_step(c)
         pairs = PLAIN and inside and start % 8 == 0
@@ -167,9 +157,10 @@ def sums_store(config, variant):
         elif pairs and DOWN == 1 and down == 4 and right % 8 == 0:
             write_columns(c, start, 8 * right, right, alpha, acc, beta)
         elif PLAIN and beta == float32(0):
-            rows = int32(min(c.shape[0] - row, int64(ENOUGH)))  # negative if the first row is beyond C
-            cols = int32(min(c.shape[1] - col, int64(ENOUGH)))
-            write_floats(c, start, down, right, rows, cols, alpha, acc)
+            rows, cols = elements_from(c.shape[0], row), elements_from(c.shape[1], col)
+            for j in range(COLUMN_GROUPS):
+                to = start + 8 * j * right
+                store_four(c, to, to + DOWN * down, alpha, acc, j, rows, int32(cols - 8 * j), DOWN)
         else:
             write(c, row, col, alpha, acc, beta, vectors)
 
