@@ -48,6 +48,7 @@ def distributed(
     gpus: int = 2,
     sizes: Sequence[int] = (16384, 32768),
     precisions: Sequence[str] = ("ieee", "bf16x6", "fp16x3"),
+    by_rows: bool = False,
     large: Sequence[int] = (),
     seconds: float = 2.0,
 ) -> Iterator[dict[str, Any]]:
@@ -57,13 +58,15 @@ def distributed(
     ----------
     gpus: Number of ranks, each of which has a GPU.
     sizes: M, N and K, multiples of `gpus`. Placements other than by rows are measured for the first one.
+    by_rows: Measure no other placements.
     large: M, N and K of one more product, in the first precision, that need not fit on one GPU; none by default.
     seconds: Seconds that each contender is measured, and before that warmed up.
     """
     if odd := [n for n in sizes if n % gpus]:
         raise ValueError(f"sizes are {list(sizes)!r}; expected multiples of gpus, which is {gpus}: not {odd}")
     cases: list[list[Any]] = [[BY_ROWS, n, precision] for n in sizes for precision in precisions]
-    cases += [[name, sizes[0], precision] for name in list(PLACEMENTS)[1:] for precision in precisions[:2]]
+    others = [] if by_rows else list(PLACEMENTS)[1:]
+    cases += [[name, sizes[0], precision] for name in others for precision in precisions[:2]]
     yield from _rows(gpus, cases, seconds)
     if large:  # by new processes, which keep no memory of other products
         yield from _rows(gpus, [[*large, precisions[0]]], seconds)

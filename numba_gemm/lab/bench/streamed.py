@@ -4,7 +4,7 @@ Operands of `streamed_sgemm` lie in page-locked memory, in pageable memory and i
 limited, or not. Times stand beside the predictions of `numba_gemm.streaming.expected_time` from separately timed
 copies. Results are compared element by element with those of `tiled_sgemm` on the device; wrong ones are not timed.
 
-On several GPUs, each product is computed by one, by two, and so on. `link_share` is the rate of copies to one of them
+On several GPUs, each product is computed by one, two, four and so on. `link_share` is the rate of copies to one of them
 while all copy, relative to the first one's while it copies alone.
 """
 
@@ -13,6 +13,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -32,7 +33,7 @@ from numba_gemm.runtime.timing import elapsed, no_wait
 from numba_gemm.streaming import blocking_of, expected_time, streamed_sgemm
 
 ON_DEVICE = "on the device"
-ROWS = 1024  # rows of a result that are compared at once
+ROWS = 128  # rows that are compared, or drawn, at once
 LARGEST = 0.5  # elements of A and B lie within [-LARGEST, LARGEST)
 Kind = Literal["page-locked", "pageable", "memory map"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -94,9 +95,24 @@ class InMemory:
         most = 0.0
         for begin in range(0, len(other), ROWS):  # all of C at once would take as much memory again
             mine = self._c[begin : begin + ROWS].copy_to_host()
+            mine -= other[begin : begin + ROWS]
             # `np.maximum` keeps a NaN of either.
-            most = float(np.maximum(most, np.abs(mine - other[begin : begin + ROWS]).max(initial=0.0)))
+            most = float(np.maximum(most, np.abs(mine, out=mine).max(initial=0.0)))
         return most
+
+
+def uniform(rows: int, cols: int, seed: int) -> np.ndarray:
+    """Draw a matrix, in parallel threads."""
+    made = np.empty((rows, cols), np.float32)
+
+    def draw(begin: int) -> None:
+        part = made[begin : begin + ROWS]
+        np.random.default_rng((seed, begin)).random(out=part, dtype=np.float32)
+        part -= np.float32(LARGEST)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(draw, range(0, rows, ROWS)))
+    return made
 
 
 def streamed(
@@ -116,14 +132,14 @@ def streamed(
     rows: M; 0 for the same as N and K.
     operands: Kinds of memory of the operands: page-locked, pageable, memory map.
     limits: Limits of the memory of each device in GB; 0 for none.
-    devices: Ordinals of GPUs, of which the first one, the first two, and so on compute.
+    devices: Ordinals of GPUs, of which the first one, two, four and so on compute.
     repeats: Samples of each measurement, whose median is taken.
     """
     from numba import cuda
 
-    rng, shapes = np.random.default_rng(0), ((rows or size, size), (size, size))
+    shapes = ((rows or size, size), (size, size))
     found: list[dict[str, Any]] = []
-    source = [rng.random(shape, np.float32) - np.float32(LARGEST) for shape in shapes]
+    source = [uniform(*shape, seed) for seed, shape in enumerate(shapes)]
     with cuda.gpus[devices[0]]:
         inside, spans_inside = InMemory(source), {precision: list[float]() for precision in precisions}
         for precision in precisions:
@@ -135,7 +151,7 @@ def streamed(
                     streamed_sgemm(*warm_up, precision=precision, devices=devices)  # type: ignore[arg-type]
                     for limit in limits:
                         one_rate = one_time = math.nan
-                        for count in range(1, len(devices) + 1):
+                        for count in (1 << power for power in range(len(devices).bit_length())):
                             how: dict[str, Any] = {"memory_limit": int(limit * 1e9) or None, "precision": precision}
                             how["devices"] = devices[:count]
                             own, row = timed(matrices, inside, how, repeats, f"{kind}, limit {limit:g} GB")
