@@ -30,38 +30,39 @@ __all__ = [
 FIRST = itemgetter(0)
 
 # TFLOP/s of an H200 that has tiles of one size for all its multiprocessors, for precisions with one product of parts,
-# with several, and with a compensated sum of several. Only ratios matter.
+# with several, with a compensated sum of several, and with one that is stepwise. Only ratios matter.
 RATES: dict[str, dict[tuple[int, int], float]] = {
     "one": {(128, 256): 600.0, (128, 128): 480.0, (64, 128): 330.0, (64, 64): 220.0},
     "several": {(128, 128): 230.0, (64, 128): 168.0, (64, 64): 115.0},
     "compensated": {(128, 128): 116.0, (64, 128): 89.0, (64, 96): 80.0, (64, 64): 73.0},
+    "stepwise": {(128, 128): 75.0, (64, 128): 64.0},
 }
-# Tiles that precisions do without, since each kernel takes time to compile. In bf16x6, `fused_decomposition` computes
-# most small products with short sums.
-LEFT_OUT: dict[str, tuple[tuple[int, int], ...]] = {"bf16x6": (), "bf16x6_stepwise": ((64, 96), (64, 64))}
-OTHERS_LEFT_OUT = ((64, 96),)
+# Tiles that precisions other than bf16x6 do without, since each kernel takes time to compile. Smaller ones with
+# stepwise sums are left out, too: `fused_decomposition` computes most small products with short sums.
+LEFT_OUT = {(64, 96)}
 # The same rates in BF16 and F16 if no multiprocessor has more than one tile: operands are then read few times. TF32 has
 # half. Each kind begins with the number of products of parts that its rates are for. Measured on an H100.
 FEW_TILES_RATES: dict[str, tuple[int, dict[tuple[int, int], float]]] = {
     "one": (1, {(128, 256): 700.0, (128, 128): 650.0, (64, 128): 660.0, (64, 64): 480.0}),
     "several": (3, {(128, 128): 260.0, (64, 128): 240.0, (64, 64): 220.0}),
-    "compensated": (6, {(128, 128): 139.0, (64, 128): 128.0, (64, 96): 116.0, (64, 64): 118.0}),
+    "compensated": (6, {(128, 128): 134.0, (64, 128): 125.0, (64, 96): 116.0, (64, 64): 100.0}),
+    "stepwise": (6, {(128, 128): 79.0, (64, 128): 73.0}),
 }
 # The same of tiles of `rows_in_registers`, however many. Those of compensated sums are fitted to 42 products of bf16x6
 # on an H200, so that the faster of this stage and `persistent` is chosen; the others have not been timed.
 ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
     "several": {(128, 64): 200.0, (64, 64): 140.0},
-    "compensated": {(128, 64): 96.0, (64, 64): 75.0},
+    "compensated": {(128, 64): 98.0, (64, 64): 77.0},
 }
 # The same of an A of BF16, which is not decomposed.
 NARROW_ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
     "several": {(128, 128): 300.0, (192, 64): 260.0, (128, 64): 240.0, (64, 64): 170.0},
     "compensated": {(128, 128): 190.0, (192, 64): 165.0, (128, 64): 150.0, (64, 64): 115.0},
 }
-# Factors by which tiles take longer with stepwise sums: those of `persistent`, with several for each multiprocessor and
-# with at most one; and those of `rows_in_registers`. These, `FUSED_ACCESS`, `STEPWISE_END` and `STEPWISE_ADDING` are
-# fitted to 1,151 candidates for 73 products of 167 to 1,000 terms on an H100.
-STEPWISE, ROWS_STEPWISE = (1.38, 1.75), 1.15
+# Factor by which tiles of `rows_in_registers` take longer with stepwise sums. This, the other rates and times of
+# stepwise sums, and `FUSED_ACCESS` are fitted to 1,151 candidates for 73 products of 167 to 1,000 terms on an H100;
+# those of `persistent`, to 31 candidates for 18 products of 12 to 765 terms on an H200.
+ROWS_STEPWISE = 1.15
 ROWS_FLOATS = 1.2  # factor by which products of `rows_in_registers` take longer if A is copied float by float
 # The same for operands that tensor maps describe.
 TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128): 275.0, (64, 64): 165.0}
@@ -79,7 +80,8 @@ SPEEDS = {
 H200_MULTIPROCESSORS = 132
 # Seconds that a tile takes beside its sums; and in precisions with one product of decomposed parts.
 TILE_END, TILE_END_ONE = 1.5e-6, 0.5e-6
-STEPWISE_END = 0.25e-9  # the same for each element, in addition, with stepwise sums
+# The same for each element, in addition, with stepwise sums: of `persistent`, and of `rows_in_registers`.
+STEPWISE_END, ROWS_STEPWISE_END = 0.1e-9, 0.25e-9
 MEMORY_EFFICIENCY = 0.8  # of device memory's theoretical bandwidth, that the decomposition reaches
 LAUNCH = 2e-6  # seconds that each launch before the last one adds
 # Divided sums: numbers of blocks per tile that are considered; seconds of the launch that adds partial sums; byte/s of
@@ -95,20 +97,27 @@ SPLIT_TILES, SPLIT_TERMS = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128
 FUSED_PRODUCT, FUSED_TILE, FUSED_TERM, FUSED_TILE_TERM = 1.0e-6, 0.59e-6, 2.9e-9, 12.5e-9
 FUSED_VECTORS, FUSED_ACCESS = 0.73, (1.55, 1.16, 0.8)
 # Seconds that a warpgroup's kernel takes longer for each element that it cannot write in pairs: of a warpgroup's rows,
-# and of a tile. These and `TILE_END_ONE` are fitted to 2,024 candidates for 420 products on an H200.
-WRITE_ROWS, WRITE_ONE = 0.2e-9, 0.1e-9
+# and of a tile. `TILE_END_ONE` is fitted to 2,024 candidates for 420 products on an H200, these to 240 for 20 products.
+WRITE_ROWS, WRITE_ONE = 0.1e-9, 0.15e-9
 
 
 @lru_cache(maxsize=64)
 def tile_rates(precision: TensorPrecision) -> dict[tuple[int, int], float]:
     """Return throughputs in TFLOP/s by the extents of a block tile."""
-    return RATES["one" if len(precision.products) == 1 else "compensated" if precision.compensated else "several"]
+    return RATES[_kind(precision)]
+
+
+def _kind(precision: TensorPrecision) -> str:
+    """Return the key of a precision's rates."""
+    if precision.compensated:
+        return "stepwise" if precision.stepwise else "compensated"
+    return "one" if len(precision.products) == 1 else "several"
 
 
 def few_tiles_rates(precision: TensorPrecision) -> dict[tuple[int, int], float]:
     """Return throughputs in TFLOP/s by the extents of a block tile, with at most one tile for each multiprocessor."""
     count = len(precision.products)
-    most, rates = FEW_TILES_RATES["one" if count == 1 else "compensated" if precision.compensated else "several"]
+    most, rates = FEW_TILES_RATES[_kind(precision)]
     factor = most / count / (2.0 if precision.kind == "tf32" else 1.0)
     return {extents: rate * factor for extents, rate in rates.items()}
 
@@ -132,7 +141,7 @@ def configs_for(stage: Stage, precision: str, k: int, narrow_a: bool = False) ->
     if stage.reads_rows:
         return list(stage.configs)
     own = precision_for(precision, k)
-    extents = set(tile_rates(own)).difference(LEFT_OUT.get(own.name, OTHERS_LEFT_OUT))
+    extents = set(tile_rates(own)).difference(() if own.name == "bf16x6" else LEFT_OUT)
     return [config for config in stage.configs if (config.BM, config.BN) in extents] or list(stage.configs)
 
 
@@ -214,24 +223,25 @@ def _rated(stage: Stage, precision: str, short: bool, narrow_a: bool) -> tuple[T
     """
     k = 1 if short else LONG_SUM
     own = precision_for(precision, k)
-    slower, few_slower = STEPWISE if own.stepwise else (1.0, 1.0)
-    slot_k, rates, few = 1, TMA_RATES, TMA_RATES
-    decomposed = isinstance(stage, TensorStage)
+    slower, slot_k, rates, few = 1.0, 1, TMA_RATES, TMA_RATES
+    decomposed, reads_rows = isinstance(stage, TensorStage), False
     if isinstance(stage, TensorStage):
+        reads_rows = stage.reads_rows
         slot_k, rates = own.slot_k, tile_rates(own)
-        if stage.reads_rows:
+        if reads_rows:
             rates = (NARROW_ROWS_RATES if narrow_a else ROWS_RATES)["compensated" if own.compensated else "several"]
-            slower = few_slower = ROWS_STEPWISE if own.stepwise else 1.0
-        few = few_tiles_rates(own) if stage.splits and not stage.reads_rows else rates
+            slower = ROWS_STEPWISE if own.stepwise else 1.0
+        few = few_tiles_rates(own) if stage.splits and not reads_rows else rates
     slowest, configs = min(rates.values()), configs_for(stage, precision, k, narrow_a)
     found = []
     for config in configs:
         extents = config.BM, config.BN
         rate = rates.get(extents, slowest)
-        times = slower / rate, few_slower / few.get(extents, rate)
+        times = slower / rate, slower / few.get(extents, rate)
         area = config.BM * config.BN
         end = TILE_END_ONE if decomposed and len(own.products) == 1 else TILE_END
-        end += STEPWISE_END * area if own.stepwise else 0.0
+        if own.stepwise:
+            end += (ROWS_STEPWISE_END if reads_rows else STEPWISE_END) * area
         one_by_one = WRITE_ROWS * GROUP_ROWS * config.BN + WRITE_ONE * area
         found.append((config, *extents, area, rate * 1e12, *times, end, one_by_one, may_divide(stage, config)))
     return own, decomposed, slot_k, found

@@ -221,6 +221,10 @@ def test_precisions(precision, size):
         assert (told.a_access, told.b_access, told.blocks, told.tile) == ("along4", "across4", 256, (32, 32, 64))
         assert "operands as they are" in told.reason
         return
+    if precision == "bf16x9" and size == 512:  # few tiles, whose sums take long enough to be divided
+        assert (told.stage, told.split, told.launches) == ("persistent", 2, 3)
+        assert (told.tile[:2], told.blocks, told.whole_tiles) == ((64, 64), 128, 0)
+        return
     assert told.stage == ("tf32_tma" if direct else "persistent")
     assert told.precision == precision
     assert told.launches == {"tf32": 1, "fp16x3": 3}.get(precision, 2)

@@ -105,23 +105,25 @@ def test_other_products_stay_on_tensor_cores(shape):
     assert not isinstance(best(problem(product_of(*shape), H100, "bf16x6")).stage, LadderStage)
 
 
-# Microseconds of `persistent` as measured on an H100, which the model underestimated by a factor of 1.5 to 3.
+# Microseconds of `persistent` in its faster tile, as measured on an H200; floats of all or many tiles are written singly.
 @pytest.mark.parametrize(
     ("shape", "layout", "odd", "measured"),
     [
-        ((1034, 6953, 2), "NN", True, 66.6),
-        ((13637, 13658, 19), "TT", True, 1583),
-        ((4929, 15608, 8), "TT", True, 652),
-        ((3336, 1584, 5), "TN", True, 51.4),
-        ((16334, 2459, 6), "TN", True, 316),
-        ((17315, 130, 5), "NN", False, 31.6),
-        ((125, 5022, 6), "NT", False, 11.8),
+        ((13637, 13658, 19), "TT", True, 658),
+        ((803, 17889, 66), "NT", True, 101),
+        ((1152, 9829, 69), "NN", True, 77.8),
+        ((3326, 4666, 120), "TN", True, 99.5),
+        ((512, 2833, 83), "NT", True, 16.6),
+        ((654, 1493, 44), "TN", True, 9.36),
+        ((41, 13209, 53), "NT", True, 11.2),
+        ((1077, 2771, 102), "NT", False, 26.3),
+        ((1639, 18893, 12), "NT", False, 107),
     ],
 )
 def test_c_that_is_written_by_floats_takes_longer(shape, layout, odd, measured):
     wanted = problem(product_of(*shape, layout, odd), H100, "bf16x6")
     found = next(one for one in ranked(wanted) if isinstance(one.stage, TensorStage))
-    assert 0.6 <= found.clocks / H100.clock_hz * 1e6 / measured <= 2
+    assert 0.9 <= found.clocks / H100.clock_hz * 1e6 / measured <= 1.4
 
 
 # Microseconds of `persistent` in two tiles as measured on an H200, in precisions with one product of parts and several.

@@ -11,18 +11,18 @@ from functools import lru_cache
 
 from numba import cuda, float32, int32, int64, uint32, uint64
 
-from ...device.address import address_of, col_step, global_load2, global_store1_if, global_store2, row_step
+from ...device.address import address_of, col_step, global_load2, global_store2, row_step
 from ...device.matrix import shifted
 from ...device.narrow import power
 from ...device.store import element_store
 from ...simulator.switch import SIMULATOR, device_function
 from ..ladder.partitions import GROUP
 from .config import NARROW
+from .float_store import float_store
 from .special_values import AHEAD, AHEAD_IN_WARP, alone, infinite_terms, lanes_of_warp, special_sums
 from .stage import TensorVariant
 
 HUGE = 2.0**126  # four times this is infinite
-ENOUGH = 1 << 16  # more rows or columns than a tile has
 
 
 @device_function
@@ -32,24 +32,6 @@ def place(tile, rows, cols):
     height = min(uint32(GROUP), uint32(rows - group * GROUP))
     within = uint32(tile % uint32(GROUP * cols))
     return uint32(group * GROUP + within % height), uint32(within // height)
-
-
-@device_function
-def elements_from(extent, at):
-    """Return the number of elements from the index `at` on, at most `ENOUGH`; negative if it is beyond the end."""
-    return int32(min(extent - at, int64(ENOUGH)))
-
-
-@device_function
-def store_four(c, upper, lower, alpha, sums, j, rows, cols, down):
-    """Write those of a lane's four sums ``sums[j]`` that C has: two of the row at `upper`, and two `down` rows below.
-
-    `rows` and `cols` are those of C from the first sum on.
-    """
-    global_store1_if(c, upper, alpha * sums[j, 0], rows > 0 and cols > 0)
-    global_store1_if(c, upper + col_step(c), alpha * sums[j, 1], rows > 0 and cols > 1)
-    global_store1_if(c, lower, alpha * sums[j, 2], rows > down and cols > 0)
-    global_store1_if(c, lower + col_step(c), alpha * sums[j, 3], rows > down and cols > 1)
 
 
 @lru_cache(maxsize=64)
@@ -160,32 +142,27 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
         inside = row // 16 * 16 + 16 * DEEP <= c.shape[0] and col // 8 * 8 + 8 * ACROSS <= c.shape[1]
         return pairs and inside
 
-    def for_each_group(visit, adjacent):
-        """Make a device function that visits groups of 16 rows and 8 columns.
+    def for_each_group(visit):
+        """Make a device function that visits groups of 16 rows and 8 columns of contiguous rows.
 
-        ``visit(c, upper, lower, alpha, total, beta, j, rows, cols)`` has the addresses of a lane's first sums in both
-        rows, and the rows and columns of C from the first one on. Rows are contiguous if `adjacent`. Two loops, since
-        the compiler unrolls only short ones.
+        ``visit(c, upper, lower, alpha, total, beta, j)`` has the addresses of a lane's first sums in both rows. Two
+        loops, since the compiler unrolls only short ones.
         """
 
         @device_function
         def visit_all(c, row, col, alpha, total, beta):
             start, down = address_of(c, row, col), row_step(c)
-            right = int64(32) if adjacent else 8 * col_step(c)
-            rows, cols = elements_from(c.shape[0], row), elements_from(c.shape[1], col)
             for j in range(GROUPS // 2):
-                upper = start + j // ACROSS * 16 * down + j % ACROSS * right
-                to_row, to_col = int32(rows - j // ACROSS * 16), int32(cols - j % ACROSS * 8)
-                visit(c, upper, upper + 8 * down, alpha, total, beta, j, to_row, to_col)
+                upper = start + j // ACROSS * 16 * down + j % ACROSS * 32
+                visit(c, upper, upper + 8 * down, alpha, total, beta, j)
             for j in range(GROUPS // 2, GROUPS):
-                upper = start + j // ACROSS * 16 * down + j % ACROSS * right
-                to_row, to_col = int32(rows - j // ACROSS * 16), int32(cols - j % ACROSS * 8)
-                visit(c, upper, upper + 8 * down, alpha, total, beta, j, to_row, to_col)
+                upper = start + j // ACROSS * 16 * down + j % ACROSS * 32
+                visit(c, upper, upper + 8 * down, alpha, total, beta, j)
 
         return visit_all
 
     @device_function
-    def add_group(c, upper, lower, alpha, total, beta, j, rows, cols):
+    def add_group(c, upper, lower, alpha, total, beta, j):
         # Rounded as the compiler does in `store_axpby1`, so that bits do not depend on the alignment of C.
         above, below = global_load2(c, upper), global_load2(c, lower)
         total[j, 0] = cuda.fma(alpha, total[j, 0], beta * above[0])
@@ -194,16 +171,13 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
         total[j, 3] = cuda.fma(alpha, total[j, 3], beta * below[1])
 
     @device_function
-    def store_group(c, upper, lower, alpha, total, beta, j, rows, cols):
+    def store_group(c, upper, lower, alpha, total, beta, j):
         global_store2(c, upper, alpha * total[j, 0], alpha * total[j, 1])
         global_store2(c, lower, alpha * total[j, 2], alpha * total[j, 3])
 
-    @device_function
-    def store_each(c, upper, lower, alpha, total, beta, j, rows, cols):
-        store_four(c, upper, lower, alpha, total, j, rows, cols, 8)
-
-    add_pairs, store_pairs = for_each_group(add_group, True), for_each_group(store_group, True)
-    store_floats = for_each_group(store_each, False)
+    add_pairs, store_pairs = for_each_group(add_group), for_each_group(store_group)
+    # Before compute capability 9.0, which has kernels of depth 1, each exchange between lanes would be a call.
+    store_floats = float_store(8, (1, 2, 4), ACROSS, DEEP, TOGETHER and DEEP == 1)
 
     @device_function
     def some_huge(total):
@@ -254,7 +228,7 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
                     alpha = float32(1)
                 store_pairs(c, row, col, alpha, total, beta)
             else:
-                store_floats(c, row, col, alpha, total, beta)
+                store_floats(c, row, col, alpha, total)
         else:
             write(c, row, col, alpha, total, beta, a, b, x, y, vectors)
 

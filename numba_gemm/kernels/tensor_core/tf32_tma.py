@@ -33,7 +33,8 @@ from ...device.store import element_store
 from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
 from ..stage import require
-from .epilogue import elements_from, for_each_sum, place, store_four
+from .epilogue import for_each_sum, place
+from .float_store import float_store
 from .pacing import pace
 from .pipeline import first_slot, ring
 from .precision import TENSOR_PRECISIONS
@@ -99,6 +100,7 @@ def sums_store(config, variant):
     COLUMN_GROUPS, DOWN, SWAPPED = config.BN // 8, 8 if variant.along else 1, variant.swapped
     PLAIN = variant.epilogue is None
     store1 = element_store(variant.epilogue)
+    store_floats = float_store(DOWN, (1, 2, 4) if variant.along else (2, 16, 4), COLUMN_GROUPS, 1, True)
 
     @device_function
     def put(found, c, row, col, j, q, alpha, value, beta, vectors):
@@ -157,10 +159,7 @@ def sums_store(config, variant):
         elif pairs and DOWN == 1 and down == 4 and right % 8 == 0:
             write_columns(c, start, 8 * right, right, alpha, acc, beta)
         elif PLAIN and beta == float32(0):
-            rows, cols = elements_from(c.shape[0], row), elements_from(c.shape[1], col)
-            for j in range(COLUMN_GROUPS):
-                to = start + 8 * j * right
-                store_four(c, to, to + DOWN * down, alpha, acc, j, rows, int32(cols - 8 * j), DOWN)
+            store_floats(c, row, col, alpha, acc)
         else:
             write(c, row, col, alpha, acc, beta, vectors)
 
