@@ -10,6 +10,7 @@ import pandas as pd
 
 from blocks import published
 from blocks.published import Published, ReadmeError, code, missed, source, spelled, tflops
+from numba_gemm.gemm.fp32_auto import AUTO_K
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, alone, fastest, records
 from numba_gemm.lab.bench.tables import MISSING, Column, Table, figure, number, significant, table, text
@@ -214,12 +215,12 @@ def accuracy_line(found: Published) -> str:
     """Sentence that compares the errors of the full-range precision with those of cuBLAS."""
     frame = pd.DataFrame(found.measured("accuracy", folder=published.PRECISIONS_FOLDER)[0])
     errors = frame.pivot_table(index=["distribution", "k"], columns="precision", values=["median", "max"])
-    from_256 = errors[errors.index.get_level_values("k") >= 256]
-    ours, theirs = (from_256.xs(name, axis=1, level="precision") for name in ("bf16x6", "cublas"))
+    compared = errors[errors.index.get_level_values("k") >= AUTO_K]
+    ours, theirs = (compared.xs(name, axis=1, level="precision") for name in ("bf16x6", "cublas"))
     better = [bool(row.all()) for row in ours.to_numpy() <= theirs.to_numpy()]
     share = (ours / theirs)["median"]
     return (
-        f"Errors of `bf16x6` over |A| @ |B|, from K = 256 to {frame['k'].max():,}, M = N = {frame['m'].max()}, "
+        f"Errors of `bf16x6` over |A| @ |B|, from K = {AUTO_K} to {frame['k'].max():,}, M = N = {frame['m'].max()}, "
         f"{frame['distribution'].nunique()} distributions: median and maximum are no larger than cuBLAS SGEMM's in "
         f"{sum(better)} of {len(better)} cases; the median is {share.min():.2g} to {share.max():.2g} of it."
     )

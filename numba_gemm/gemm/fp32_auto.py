@@ -19,7 +19,7 @@ from .precision import FP32_AUTO, STAGES, canonical, tensor_stage
 __all__ = ["AUTO_PRECISION", "auto_reason", "described", "product_for", "resolved"]
 
 # The precision whose error and range are no worse than those of float32 sums, from this K on.
-AUTO_PRECISION, AUTO_K = "bf16x6", 256
+AUTO_PRECISION, AUTO_K = "bf16x6", 128
 
 
 def described(operand: Operand) -> Operand:

@@ -14,7 +14,6 @@ from ..kernels.ladder.stage import LadderStage, compensates
 from ..kernels.product import BFLOAT16, FLOAT32, ITEM_BYTES
 from ..kernels.stage import Partition, Stage
 from ..kernels.tensor_core import TENSOR_PRECISIONS, TensorPrecision
-from ..kernels.tensor_core.config import GROUP_ROWS
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage, precision_for
 from ..kernels.tensor_core.tma_stage import TmaStage
 
@@ -35,7 +34,7 @@ RATES: dict[str, dict[tuple[int, int], float]] = {
     "one": {(128, 256): 600.0, (128, 128): 480.0, (64, 128): 330.0, (64, 64): 220.0},
     "several": {(128, 128): 230.0, (64, 128): 168.0, (64, 64): 115.0},
     "compensated": {(128, 128): 116.0, (64, 128): 89.0, (64, 96): 80.0, (64, 64): 73.0},
-    "stepwise": {(128, 128): 75.0, (64, 128): 64.0},
+    "stepwise": {(128, 128): 72.5, (64, 128): 64.0},
 }
 # Tiles that precisions other than bf16x6 do without, since each kernel takes time to compile. Smaller ones with
 # stepwise sums are left out, too: `fused_decomposition` computes most small products with short sums.
@@ -46,7 +45,7 @@ FEW_TILES_RATES: dict[str, tuple[int, dict[tuple[int, int], float]]] = {
     "one": (1, {(128, 256): 700.0, (128, 128): 650.0, (64, 128): 660.0, (64, 64): 480.0}),
     "several": (3, {(128, 128): 260.0, (64, 128): 240.0, (64, 64): 220.0}),
     "compensated": (6, {(128, 128): 134.0, (64, 128): 125.0, (64, 96): 116.0, (64, 64): 100.0}),
-    "stepwise": (6, {(128, 128): 79.0, (64, 128): 73.0}),
+    "stepwise": (6, {(128, 128): 73.0, (64, 128): 73.0}),
 }
 # The same of tiles of `rows_in_registers`, however many. Those of compensated sums are fitted to 42 products of bf16x6
 # on an H200, so that the faster of this stage and `persistent` is chosen; the others have not been timed.
@@ -96,9 +95,9 @@ SPLIT_TILES, SPLIT_TERMS = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128
 # (docs/experiments.md). Terms take longer if the operands allow no vectors, by how many have a contiguous axis.
 FUSED_PRODUCT, FUSED_TILE, FUSED_TERM, FUSED_TILE_TERM = 1.0e-6, 0.59e-6, 2.9e-9, 12.5e-9
 FUSED_VECTORS, FUSED_ACCESS = 0.73, (1.55, 1.16, 0.8)
-# Seconds that a warpgroup's kernel takes longer for each element that it cannot write in pairs: of a warpgroup's rows,
-# and of a tile. `TILE_END_ONE` is fitted to 2,024 candidates for 420 products on an H200, these to 240 for 20 products.
-WRITE_ROWS, WRITE_ONE = 0.1e-9, 0.15e-9
+# Seconds that a warpgroup's kernel takes longer for each element of a tile that it cannot write in pairs; and the same
+# with stepwise sums, whose other warpgroup multiplies meanwhile. Fitted to 830 candidates for 55 products on an H200.
+WRITE_ONE, STEPWISE_WRITE_ONE = 0.17e-9, 0.085e-9
 
 
 @lru_cache(maxsize=64)
@@ -242,7 +241,7 @@ def _rated(stage: Stage, precision: str, short: bool, narrow_a: bool) -> tuple[T
         end = TILE_END_ONE if decomposed and len(own.products) == 1 else TILE_END
         if own.stepwise:
             end += (ROWS_STEPWISE_END if reads_rows else STEPWISE_END) * area
-        one_by_one = WRITE_ROWS * GROUP_ROWS * config.BN + WRITE_ONE * area
+        one_by_one = (STEPWISE_WRITE_ONE if own.stepwise else WRITE_ONE) * area
         found.append((config, *extents, area, rate * 1e12, *times, end, one_by_one, may_divide(stage, config)))
     return own, decomposed, slot_k, found
 

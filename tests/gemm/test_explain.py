@@ -282,7 +282,7 @@ def test_tiles_of_a_product_by_tensor_maps(layouts):
     ("extents", "stands_for", "why"),
     [
         ((4096, 4096, 4096), "bf16x6", "its error and range are no worse than those of ieee, and it is expected"),
-        ((4096, 4096, 128), "ieee", "no larger than that of float32 sums only from K = 256 on"),
+        ((4096, 4096, 96), "ieee", "no larger than that of float32 sums only from K = 128 on"),
         ((1024, 1024, 512), "bf16x6", "its error and range are no worse than those of ieee, and it is expected"),
         ((64, 65536, 4096), "bf16x6", "its error and range are no worse than those of ieee, and it is expected"),
         ((384, 384, 384), "ieee", "bf16x6 is expected to take "),
@@ -300,7 +300,7 @@ def test_what_fp32_auto_stands_for(extents, stands_for, why):
     assert told.reason.endswith("; " + same.reason)
     assert dataclasses.replace(told, reason=same.reason) == same
     stages = {
-        "ieee": ("stream_k" if k < 256 else "thin", 1),
+        "ieee": ("stream_k" if k < 128 else "thin", 1),
         "bf16x6": ("persistent" if m == 4096 else "rows_in_registers", 2),
     }
     assert (told.stage, told.launches) == stages[stands_for]
@@ -310,7 +310,7 @@ def test_what_fp32_auto_stands_for(extents, stands_for, why):
 def test_fp32_auto_without_terms():
     told = explain(untouched(4096, 4096), untouched(4096, 4096), alpha=0, precision="fp32_auto")
     assert told.precision == "ieee"
-    assert "no larger than that of float32 sums only from K = 256 on" in told.reason
+    assert "no larger than that of float32 sums only from K = 128 on" in told.reason
 
 
 @pytest.mark.usefixtures("tensor_cores")

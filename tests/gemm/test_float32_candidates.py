@@ -105,7 +105,7 @@ def test_other_products_stay_on_tensor_cores(shape):
     assert not isinstance(best(problem(product_of(*shape), H100, "bf16x6")).stage, LadderStage)
 
 
-# Microseconds of `persistent` in its faster tile, as measured on an H200; floats of all or many tiles are written singly.
+# Microseconds of `persistent` in its faster tile, measured on an H200; floats of all or many tiles are written singly.
 @pytest.mark.parametrize(
     ("shape", "layout", "odd", "measured"),
     [
@@ -123,7 +123,7 @@ def test_other_products_stay_on_tensor_cores(shape):
 def test_c_that_is_written_by_floats_takes_longer(shape, layout, odd, measured):
     wanted = problem(product_of(*shape, layout, odd), H100, "bf16x6")
     found = next(one for one in ranked(wanted) if isinstance(one.stage, TensorStage))
-    assert 0.9 <= found.clocks / H100.clock_hz * 1e6 / measured <= 1.4
+    assert 0.8 <= found.clocks / H100.clock_hz * 1e6 / measured <= 1.2
 
 
 # Microseconds of `persistent` in two tiles as measured on an H200, in precisions with one product of parts and several.
