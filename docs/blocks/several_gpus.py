@@ -1,4 +1,4 @@
-"""Blocks of the page on several GPUs: products of divided matrices, and products of host memory on two GPUs."""
+"""Blocks of the page on several GPUs: products of divided matrices, and products of host memory on several GPUs."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +21,30 @@ def distributed_h100(found: Published) -> str:
 def distributed_four(found: Published) -> str:
     """Tables of the speeds of distributed products on four H200s, and of what belongs to them."""
     return beside_predictions(*found.measured("distributed", folder=FOUR_H200S))
+
+
+def distributed_65536(found: Published) -> str:
+    """Tables of the speeds of the largest distributed products on four H200s, and of what belongs to them."""
+    return beside_predictions(*found.measured("distributed_65536", folder=FOUR_H200S))
+
+
+def distributed_weak(found: Published) -> str:
+    """Table of distributed products on two H200s and on four that take a GPU as many operations as 16384 cubed."""
+    runs = [found.measured(f"distributed_{n}", folder=FOUR_H200S) for n in (20640, 26008)]
+    made = table(
+        "",
+        [row for rows, _ in runs for row in rows],
+        figure("GPUs", "gpus", lambda value: str(int(value))),
+        Column("N", lambda row: str(int(row["n"]))),
+        code("precision"),
+        figure("alone", "alone_tflops", number),
+        figure("by copies", "tflops", number),
+        figure("ratio to alone", "ratio", lambda value: number(value, 3)),
+        figure("predicted", "predicted_tflops", number),
+        text("alone_mhz", "MHz alone"),
+        text("mhz", "MHz"),
+    )
+    return "\n\n".join([made.markdown(), *(source(how) for _, how in runs)])
 
 
 def distributed(found: Published) -> str:
@@ -76,8 +100,17 @@ def compared(rows: Sequence[Mapping[str, Any]], how: Mapping[str, Any]) -> str:
 
 
 def streamed_devices(found: Published) -> str:
-    """Table of the speed of products of host memory on one GPU and on two."""
-    rows, how = found.measured("streamed", folder=H100S)
+    """Table of the speed of products of host memory on one H100 and on two."""
+    return on_several(*found.measured("streamed", folder=H100S))
+
+
+def streamed_four(found: Published) -> str:
+    """Table of the speed of products of host memory on one H200, on two and on four."""
+    return on_several(*found.measured("streamed", folder=FOUR_H200S))
+
+
+def on_several(rows: Sequence[Mapping[str, Any]], how: Mapping[str, Any]) -> str:
+    """Table of the speed of products of host memory by the number of GPUs."""
     made = table(
         "",
         [row for row in rows if not math.isnan(row["devices"])],
@@ -89,5 +122,6 @@ def streamed_devices(found: Published) -> str:
         figure("predicted seconds", "predicted_s", lambda value: number(value, 2)),
         figure("rate of copies, relative to one GPU alone", "link_share", lambda value: number(value, 2)),
     )
-    shape = f"{int(rows[0]['rows'])} x {int(rows[0]['size'])} x {int(rows[0]['size'])}"
+    size = int(rows[0]["size"])
+    shape = f"{int(rows[0].get('rows', size))} x {size} x {size}"
     return f"{shape}, page-locked memory:\n\n{made.markdown()}\n\n{source(how)}"
