@@ -102,6 +102,8 @@ class _Barriers(Protocol):
 
     def wait(self, frame: FrameType, *, mask: int | None = None, vote: bool = False) -> int: ...
 
+    def exchange(self, frame: FrameType, value: Any, combine: Callable[[list[Any]], Any]) -> Any: ...
+
 
 class KernelCuda(patches.SimulatedModule):
     """`numba.cuda` as a kernel sees it. Attributes that depend on the thread are set at every thread switch."""
@@ -138,3 +140,9 @@ class KernelCuda(patches.SimulatedModule):
     def syncwarp(self, mask: int = 0xFFFFFFFF) -> None:
         """Wait for the lanes of the mask."""
         self._launch.wait(sys._getframe(1), mask=int(mask))
+
+    def shfl_xor_sync(self, mask: int, value: Any, lane_mask: int) -> Any:
+        """Return the value of the lane whose number differs in the bits of `lane_mask`; all lanes must take part."""
+        if mask != 0xFFFFFFFF:
+            raise NotImplementedError(f"mask is {mask:#x}; the simulator exchanges values of whole warps only")
+        return self._launch.exchange(sys._getframe(1), value, list)[self.laneid ^ int(lane_mask)]

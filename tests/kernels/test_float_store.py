@@ -1,4 +1,4 @@
-"""Stores of single floats by a warp whose lanes exchange sums, with a model of the shuffle."""
+"""Stores of single floats by a warp whose lanes exchange sums."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from numba import cuda, float32
 
 from numba_gemm.kernels.tensor_core.float_store import float_store
 from numba_gemm.simulator import scheduler
-from numba_gemm.simulator.kernel_view import KernelCuda
 
 pytestmark = pytest.mark.simulator
 
@@ -20,16 +19,10 @@ GUARD = np.float32(-77.25)
 PLACES = {"persistent": (8, (1, 2, 4)), "tf32_tma": (1, (2, 16, 4))}
 
 
-def shfl_xor_sync(self, mask, value, distance):
-    assert mask == 0xFFFFFFFF
-    return scheduler.exchange(value)[self.laneid ^ distance]
-
-
 @pytest.fixture
 def stores(monkeypatch):
     """Addresses of the stores of each lane, one after the other."""
     found = [[] for _ in range(LANES)]
-    monkeypatch.setattr(KernelCuda, "shfl_xor_sync", shfl_xor_sync, raising=False)
     store1_if = float_store.__wrapped__.__globals__["global_store1_if"]
 
     def recorded(c, address, value, inside):

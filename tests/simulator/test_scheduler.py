@@ -783,3 +783,27 @@ def test_launches_from_several_host_threads_take_turns():
         host.join()
     for target in targets:
         np.testing.assert_array_equal(target, source[::-1])
+
+
+@pytest.mark.parametrize("distance", [1, 4, 31])
+def test_lanes_exchange_values(distance):
+    found = np.zeros(64, np.int64)
+
+    def kernel():
+        thread = cuda.threadIdx.x
+        for factor in (1, 10):
+            found[thread] += cuda.shfl_xor_sync(0xFFFFFFFF, factor * thread, distance)
+
+    scheduler.run(kernel, 1, 64, (), seed=3)
+    np.testing.assert_array_equal(found, 11 * (np.arange(64) ^ distance))
+
+
+def test_an_exchange_needs_the_whole_warp():
+    def kernel(mask, threads):
+        if cuda.threadIdx.x < threads:
+            cuda.shfl_xor_sync(mask, 1.0, 1)
+
+    with pytest.raises(NotImplementedError, match="mask is 0xffff; the simulator exchanges values of whole warps only"):
+        scheduler.run(kernel, 1, 32, (0xFFFF, 32))
+    with pytest.raises(RuntimeError, match="needs all 32 lanes of a warp"):
+        scheduler.run(kernel, 1, 32, (0xFFFFFFFF, 16))

@@ -111,7 +111,7 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
     ACROSS, DEEP, GROUPS = across, deep, across * deep
     COLS, SLOT_BITS = 2 * ACROSS, variant.precision.slot_bits
     store1, READS_ROWS = element_store(variant.epilogue), bool(variant.rows)
-    TOGETHER = not (READS_ROWS or SIMULATOR)  # the simulator has no instructions by which lanes exchange values
+    TOGETHER = not (READS_ROWS or SIMULATOR)  # the simulator has no instructions by which lanes vote
     team = lanes_of_warp if TOGETHER else alone
     *_, any_of_all = team()
 
