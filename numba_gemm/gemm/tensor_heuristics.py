@@ -60,7 +60,7 @@ NARROW_ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
 }
 # Factor by which tiles of `rows_in_registers` take longer with stepwise sums. This, the other rates and times of
 # stepwise sums, and `FUSED_ACCESS` are fitted to 1,151 candidates for 73 products of 167 to 1,000 terms on an H100;
-# those of `persistent`, to 31 candidates for 18 products of 12 to 765 terms on an H200.
+# those of `persistent`, to 32 candidates for 17 products of 12 to 765 terms on an H200.
 ROWS_STEPWISE = 1.15
 ROWS_FLOATS = 1.2  # factor by which products of `rows_in_registers` take longer if A is copied float by float
 # The same for operands that tensor maps describe.
@@ -96,7 +96,7 @@ SPLIT_TILES, SPLIT_TERMS = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128
 FUSED_PRODUCT, FUSED_TILE, FUSED_TERM, FUSED_TILE_TERM = 1.0e-6, 0.59e-6, 2.9e-9, 12.5e-9
 FUSED_VECTORS, FUSED_ACCESS = 0.73, (1.55, 1.16, 0.8)
 # Seconds that a warpgroup's kernel takes longer for each element of a tile that it cannot write in pairs; and the same
-# with stepwise sums, whose other warpgroup multiplies meanwhile. Fitted to 830 candidates for 55 products on an H200.
+# with stepwise sums, whose other warpgroup multiplies meanwhile. Fitted to 457 candidates for 35 products on an H200.
 WRITE_ONE, STEPWISE_WRITE_ONE = 0.17e-9, 0.085e-9
 
 
