@@ -12,7 +12,7 @@ from ..gemm.precision import IEEE, canonical
 from ..kernels.scalars import index
 from ..typing import PrecisionName
 from .division import divide, shards
-from .model import Prediction, Rates, Work, plan_work, product_flops
+from .model import ALIGNED, Prediction, Rates, Work, plan_work, product_flops
 from .placements import COLS, ROWS, WHOLE, Placements, algorithm, placement, words
 from .schedule import SLOTS, travelling
 
@@ -80,6 +80,12 @@ class Explanation:
                 f"{panels[0].axis}, in {room if self.work.copied else held:,} bytes of slots per rank"
                 + (", to which others copy" if self.work.copied else "")
             )
+            singly = {"k": "A are read" if "A" not in travels else "", "n": "C are written"}.get(panels[0].axis)
+            if singly and any(one.part.begin % ALIGNED for one in panels):
+                sentences.append(
+                    f"Some panels begin at columns that are no multiples of {ALIGNED}, where contiguous rows of "
+                    f"{singly} in single floats, which the prediction leaves out"
+                )
         else:
             sentences.append("Nothing travels")
         if found.spreads:

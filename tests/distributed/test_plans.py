@@ -167,6 +167,22 @@ def test_explanations(case):
     assert words in str(explain(1024, 1024, 1024, panel=512, **arguments))
 
 
+@pytest.mark.parametrize(
+    ("placements", "n", "words"),
+    [
+        ({}, 26008, "multiples of 4, where contiguous rows of A are read in single floats"),
+        ({"b": COLS}, 26008, "multiples of 4, where contiguous rows of C are written in single floats"),
+        ({"a": COLS, "b": COLS}, 26008, ""),  # panels of A are copied
+        ({}, 26016, ""),
+        ({"b": COLS}, 26016, ""),
+    ],
+)
+def test_panels_at_columns_that_are_not_aligned_are_explained(placements, n, words):
+    text = str(explain(n, n, n, mesh=4, **placements))
+    assert words in text
+    assert ("single floats" in text) == bool(words)
+
+
 WRONG = {
     "mesh": ({"mesh": (2, 2, 2)}, "expected one or two extents"),
     "placements": ({"mesh": (2, 2), "a": ROWS}, "a has 1 placements and the mesh 2 dimensions"),
