@@ -55,14 +55,15 @@ def float_store(down: int, below: tuple[int, int, int], across: int, deep: int, 
 
     A warp has `deep` times 16 rows and `across` groups of eight columns, a multiple of four. In each group of 16 rows,
     a lane has two adjacent sums of a row, and two of the row `down` below it; the rows of the lanes that are 4, 8 and
-    16 further on are `below` it. `row` and `col` are the lane's first ones. If `together`, all lanes of a warp call
-    the function, and exchange sums if rows of C are contiguous. In columns, eight lanes have adjacent elements anyway.
+    16 further on are `below` it, by powers of two that no bit of the first lane's row has. `row` and `col` are the
+    lane's first ones. If `together`, all lanes of a warp call the function, and exchange sums if rows of C are
+    contiguous. In columns, eight lanes have adjacent elements anyway.
     """
     GROUPS, HALF = deep * across, deep * across // (2 * TOGETHER) * TOGETHER
     BELOW = tuple(sum(rows for bit, rows in enumerate(below) if quad >> bit & 1) for quad in range(8))
 
     @device_function
-    def store_own(c, start, alpha, sums, j, rows, cols):
+    def store_own(c, start, alpha, sums, j, rows, cols, quad):
         """Write the sums of four groups, as a lane has them."""
         for i in range(TOGETHER):
             for q in range(4):
@@ -91,9 +92,9 @@ def float_store(down: int, below: tuple[int, int, int], across: int, deep: int, 
         )
 
     @device_function
-    def store_exchanged(c, start, alpha, sums, j, rows, cols):
+    def store_exchanged(c, start, alpha, sums, j, rows, cols, quad):
         """Write the sums of four groups so that the lanes of a warp write 32 adjacent elements."""
-        quad, inside = cuda.laneid // 4, cols > 0
+        inside = cols > 0
         store_column(c, start, alpha, turned(of_a_row(sums, j, 0), quad), rows, inside)
         lower = start + down * row_step(c)
         store_column(c, lower, alpha, turned(of_a_row(sums, j, 2), quad), int32(rows - down), inside)
@@ -102,31 +103,37 @@ def float_store(down: int, below: tuple[int, int, int], across: int, deep: int, 
         """Make a device function that writes all sums; `row` and `col` are those that the lane writes first."""
 
         @device_function
-        def store_at(c, start, alpha, sums, j, rows, cols):
+        def store_at(c, start, alpha, sums, j, rows, cols, quad):
             lower, right = j // across * 16, j % across * 8
             to = start + lower * row_step(c) + right * col_step(c)
-            store_four(c, to, alpha, sums, j, int32(rows - lower), int32(cols - right))
+            store_four(c, to, alpha, sums, j, int32(rows - lower), int32(cols - right), quad)
 
         @device_function
-        def store(c, row, col, alpha, sums):
+        def store(c, row, col, alpha, sums, quad):
             start, rows, cols = address_of(c, row, col), elements_from(c.shape[0], row), elements_from(c.shape[1], col)
             for j in range(0, HALF, TOGETHER):  # the compiler unrolls only short loops
-                store_at(c, start, alpha, sums, j, rows, cols)
+                store_at(c, start, alpha, sums, j, rows, cols, quad)
             for j in range(HALF, GROUPS, TOGETHER):
-                store_at(c, start, alpha, sums, j, rows, cols)
+                store_at(c, start, alpha, sums, j, rows, cols, quad)
 
         return store
 
     store_each, store_rows = of_all_groups(store_own), of_all_groups(store_exchanged)
 
     @device_function
-    def store_floats(c, row, col, alpha, sums):
+    def store_alone(c, row, col, alpha, sums):
+        store_each(c, row, col, alpha, sums, 0)
+
+    @device_function
+    def store_together(c, row, col, alpha, sums):
         if col_step(c) == 4:
             cuda.syncwarp()  # exchanges between lanes that do not run in step are slow
-            quad = int64(cuda.laneid // 4)
-            lower = quad % 2 * BELOW[1] + quad // 2 % 2 * BELOW[2] + quad // 4 * BELOW[4]
-            store_rows(c, row - lower, col + quad // 2 * 8 + quad % 2, alpha, sums)
+            # From the row, which is at hand: what depends on the thread alone would be kept in a register all the time.
+            first, second, third = row // below[0] % 2, row // below[1] % 2, row // below[2] % 2
+            own_row = row - (first * below[0] + second * below[1] + third * below[2])
+            quad = int32(first + 2 * second + 4 * third)
+            store_rows(c, own_row, col + first + 8 * (second + 2 * third), alpha, sums, quad)
         else:
-            store_each(c, row, col, alpha, sums)
+            store_alone(c, row, col, alpha, sums)
 
-    return store_floats if together else store_each
+    return store_together if together else store_alone
