@@ -40,15 +40,16 @@ RATES: dict[str, dict[tuple[int, int], float]] = {
 # stepwise sums are left out, too: `fused_decomposition` computes most small products with short sums.
 LEFT_OUT = {(64, 96)}
 # The same rates in BF16 and F16 if no multiprocessor has more than one tile: operands are then read few times. TF32 has
-# half. Each kind begins with the number of products of parts that its rates are for. Measured on an H100.
+# half. Each kind begins with the number of products of parts that its rates are for. Measured on an H100, and those of
+# compensated sums fitted to divided ones on an H200.
 FEW_TILES_RATES: dict[str, tuple[int, dict[tuple[int, int], float]]] = {
     "one": (1, {(128, 256): 700.0, (128, 128): 650.0, (64, 128): 660.0, (64, 64): 480.0}),
     "several": (3, {(128, 128): 260.0, (64, 128): 240.0, (64, 64): 220.0}),
     "compensated": (6, {(128, 128): 134.0, (64, 128): 125.0, (64, 96): 116.0, (64, 64): 100.0}),
     "stepwise": (6, {(128, 128): 73.0, (64, 128): 73.0}),
 }
-# The same of tiles of `rows_in_registers`, however many. Those of compensated sums are fitted to 42 products of bf16x6
-# on an H200, so that the faster of this stage and `persistent` is chosen; the others have not been timed.
+# The same of tiles of `rows_in_registers`, however many. Those of compensated sums are fitted to products of bf16x6 on
+# an H200, so that the faster of this stage and `persistent` is chosen; the others have not been timed.
 ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
     "several": {(128, 64): 200.0, (64, 64): 140.0},
     "compensated": {(128, 64): 98.0, (64, 64): 77.0},

@@ -144,5 +144,7 @@ class KernelCuda(patches.SimulatedModule):
     def shfl_xor_sync(self, mask: int, value: Any, lane_mask: int) -> Any:
         """Return the value of the lane whose number differs in the bits of `lane_mask`; all lanes must take part."""
         if mask != 0xFFFFFFFF:
-            raise NotImplementedError(f"mask is {mask:#x}; the simulator exchanges values of whole warps only")
+            raise NotImplementedError(
+                f"mask is {mask:#x}; the simulator exchanges values of whole warps: pass 0xFFFFFFFF"
+            )
         return self._launch.exchange(sys._getframe(1), value, list)[self.laneid ^ int(lane_mask)]

@@ -11,7 +11,7 @@ from numba_gemm.simulator import scheduler
 
 pytestmark = pytest.mark.simulator
 
-LANES, ROWS = 32, 16
+LANES = 32
 ACROSS = 8  # groups of eight columns: those of two exchanges
 GUARD = np.float32(-77.25)
 # How far below it the rows of a lane's other sums, and of the lanes 4, 8 and 16 further on, are: of `persistent` and of
@@ -33,6 +33,10 @@ def stores(monkeypatch):
     return found
 
 
+def first_row(below, quad):
+    return sum(rows for bit, rows in enumerate(below) if quad >> bit & 1)
+
+
 def written(places, c, together, product, alpha=2.0):
     """Write the product's elements of a warp's tile to C."""
     down, below = PLACES[places]
@@ -40,7 +44,7 @@ def written(places, c, together, product, alpha=2.0):
 
     def kernel():
         quad, member = divmod(cuda.laneid, 4)
-        row = sum(rows for bit, rows in enumerate(below) if quad >> bit & 1)
+        row = first_row(below, quad)
         sums = np.empty((ACROSS, 4), np.float32)
         for j in range(ACROSS):
             for q in range(4):
@@ -52,8 +56,7 @@ def written(places, c, together, product, alpha=2.0):
 
 def rows_of(places):
     down, below = PLACES[places]
-    lanes = [sum(rows for bit, rows in enumerate(below) if quad >> bit & 1) for quad in range(8)]
-    return sorted(row + lower for row in lanes for lower in (0, down))
+    return sorted(first_row(below, quad) + lower for quad in range(8) for lower in (0, down))
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -575,26 +575,27 @@ def test_host_threads_are_shared(monkeypatch):
 
 
 @pytest.mark.simulator
-def test_the_benchmark_times_each_number_of_devices(tiny, four_devices, computed, monkeypatch):
-    """A row for one, two and four devices, with shares and speeds relative to one device."""
+@pytest.mark.parametrize(("devices", "counts"), [((0, 3, 1), [1, 2, 3]), ((0, 3, 1, 2), [1, 2, 4])])
+def test_the_benchmark_times_each_number_of_devices(tiny, four_devices, computed, monkeypatch, devices, counts):
+    """One row for one, two, four devices and all of them, with shares and speeds relative to one device."""
     from numba_gemm.lab.bench import streamed
 
     monkeypatch.setattr(streamed, "taken", lambda device: 0)
-    rates = {1: 1e9, 2: 0.75e9, 4: 0.5e9}
+    rates = dict(zip(counts, (1e9, 0.75e9, 0.5e9), strict=True))
     monkeypatch.setattr(
         streamed, "expected_time", lambda *matrices, devices, **how: Prediction(1, 1, 1, 1, rates[len(devices)])
     )
     frame = streamed.EXPERIMENT.frame(
-        size=16, rows=64, precisions=["ieee"], operands=["pageable"], limits=[0], devices=(0, 3, 1, 2), repeats=1
+        size=16, rows=64, precisions=["ieee"], operands=["pageable"], limits=[0], devices=devices, repeats=1
     )
     assert list(frame["operands"]) == [streamed.ON_DEVICE, *["pageable"] * 3]
     rows = frame[1:]
-    assert list(rows["devices"]) == [1, 2, 4]
+    assert list(rows["devices"]) == counts
     assert list(rows["link_share"]) == [1.0, 0.75, 0.5]
     np.testing.assert_allclose(rows["speedup"], rows["seconds"].iloc[0] / rows["seconds"])
     np.testing.assert_allclose(frame["tflops"] * frame["seconds"], 2 * 64 * 16 * 16 / 1e12)
     assert set(frame["rows"]) == {64}
-    assert set(computed) == {0, 1, 2, 3}
+    assert set(computed) == set(devices)
     assert all(streamed.EXPERIMENT.claims(frame).values())
 
 

@@ -60,7 +60,7 @@ def float_store(down: int, below: tuple[int, int, int], across: int, deep: int, 
     contiguous. In columns, eight lanes have adjacent elements anyway.
     """
     GROUPS, HALF = deep * across, deep * across // (2 * TOGETHER) * TOGETHER
-    BELOW = tuple(sum(rows for bit, rows in enumerate(below) if quad >> bit & 1) for quad in range(8))
+    ROWS = tuple(sum(rows for bit, rows in enumerate(below) if quad >> bit & 1) for quad in range(8))
 
     @device_function
     def store_own(c, start, alpha, sums, j, rows, cols, quad):
@@ -76,13 +76,13 @@ def float_store(down: int, below: tuple[int, int, int], across: int, deep: int, 
         """Write one element of each of eight rows."""
         step = row_step(c)
         global_store1_if(c, to, alpha * x[0], rows > 0 and inside)
-        global_store1_if(c, to + BELOW[1] * step, alpha * x[1], rows > BELOW[1] and inside)
-        global_store1_if(c, to + BELOW[2] * step, alpha * x[2], rows > BELOW[2] and inside)
-        global_store1_if(c, to + BELOW[3] * step, alpha * x[3], rows > BELOW[3] and inside)
-        global_store1_if(c, to + BELOW[4] * step, alpha * x[4], rows > BELOW[4] and inside)
-        global_store1_if(c, to + BELOW[5] * step, alpha * x[5], rows > BELOW[5] and inside)
-        global_store1_if(c, to + BELOW[6] * step, alpha * x[6], rows > BELOW[6] and inside)
-        global_store1_if(c, to + BELOW[7] * step, alpha * x[7], rows > BELOW[7] and inside)
+        global_store1_if(c, to + ROWS[1] * step, alpha * x[1], rows > ROWS[1] and inside)
+        global_store1_if(c, to + ROWS[2] * step, alpha * x[2], rows > ROWS[2] and inside)
+        global_store1_if(c, to + ROWS[3] * step, alpha * x[3], rows > ROWS[3] and inside)
+        global_store1_if(c, to + ROWS[4] * step, alpha * x[4], rows > ROWS[4] and inside)
+        global_store1_if(c, to + ROWS[5] * step, alpha * x[5], rows > ROWS[5] and inside)
+        global_store1_if(c, to + ROWS[6] * step, alpha * x[6], rows > ROWS[6] and inside)
+        global_store1_if(c, to + ROWS[7] * step, alpha * x[7], rows > ROWS[7] and inside)
 
     @device_function
     def of_a_row(sums, j, q):

@@ -4,8 +4,8 @@ Operands of `streamed_sgemm` lie in page-locked memory, in pageable memory and i
 limited, or not. Times stand beside the predictions of `numba_gemm.streaming.expected_time` from separately timed
 copies. Results are compared element by element with those of `tiled_sgemm` on the device; wrong ones are not timed.
 
-On several GPUs, each product is computed by one, two, four and so on. `link_share` is the rate of copies to one of them
-while all copy, relative to the first one's while it copies alone.
+On several GPUs, each product is computed by one, two, four and so on, and by all. `link_share` is the rate of copies to
+one of them while all copy, relative to the first one's while it copies alone.
 """
 
 import functools
@@ -132,7 +132,7 @@ def streamed(
     rows: M; 0 for the same as N and K.
     operands: Kinds of memory of the operands: page-locked, pageable, memory map.
     limits: Limits of the memory of each device in GB; 0 for none.
-    devices: Ordinals of GPUs, of which the first one, two, four and so on compute.
+    devices: Ordinals of GPUs, of which the first one, two, four and so on compute, and all.
     repeats: Samples of each measurement, whose median is taken.
     """
     from numba import cuda
@@ -151,7 +151,7 @@ def streamed(
                     streamed_sgemm(*warm_up, precision=precision, devices=devices)  # type: ignore[arg-type]
                     for limit in limits:
                         one_rate = one_time = math.nan
-                        for count in (1 << power for power in range(len(devices).bit_length())):
+                        for count in sorted({len(devices), *(1 << i for i in range(len(devices).bit_length()))}):
                             how: dict[str, Any] = {"memory_limit": int(limit * 1e9) or None, "precision": precision}
                             how["devices"] = devices[:count]
                             own, row = timed(matrices, inside, how, repeats, f"{kind}, limit {limit:g} GB")
