@@ -188,9 +188,8 @@ class Costs:
         ]
         # Terms beyond k that a k-tile leaves out at most; and the clocks of a k-tile that hide no wait, which become
         # fewer with its terms.
-        self._most_left_out = (
-            2 * most_left_out(config, 0 if vectors else BEFORE_LOOP) if stage.name == "stream_k" else 0
-        )
+        before = 0 if vectors else BEFORE_LOOP
+        self._most_left_out = 2 * most_left_out(config, before) if stage.name == "stream_k" else 0
         self._saved = self._k_tile
         if not stage.undivided:
             self._saved = [clocks - rate.alone**OVERLAP / clocks ** (OVERLAP - 1) for clocks in self._k_tile]
@@ -204,9 +203,11 @@ class Costs:
         self._blocks = rate.resident * sm_count
         # Clocks per tile and term in which a tile's operands come from the L2 cache, if that may take longest.
         self._traffic = FLOAT32_BYTES * (config.BM + config.BN) / (SHARED_RATE * sm_count) if self.in_groups else 0.0
-        # Clocks per block and term in which first chunks arrive; runs shorter than a sector take as long as one.
+        # Clocks per block and term in which first chunks arrive, in runs of a sector or more; a second k-tile, which
+        # halves them, adds no less.
         runs = max(config.BM, 1 if a_along else SECTOR) + max(config.BN, 1 if b_along else SECTOR)
-        self._arrival = FLOAT32_BYTES * runs / (CHUNK_RATE * sm_count) if self.in_groups else 0.0
+        arrival = min(FLOAT32_BYTES * runs / CHUNK_RATE, 2 * self._k_tile[1] / config.BK)
+        self._arrival = arrival / sm_count if self.in_groups else 0.0
         self._size = FLOAT32_BYTES * config.BM * config.BN
         by_floats = self.direct or (stores_partial_vectors(config) and not stores_vectors)
         self._store = BLOCK + self._size / (STORE_FLOATS if by_floats else STORE) + finishing

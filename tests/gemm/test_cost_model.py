@@ -60,6 +60,7 @@ def test_rates_are_possible(key):
 @given(
     extents, extents, extents, matrices, st.booleans(), st.booleans(), st.integers(1, 200), st.sampled_from([*RATES])
 )
+@example(1, 1, 256, 1, False, False, 1, ("thin", 16, 1, 256))  # two k-tiles, whose first chunks are half of all
 def test_more_work_is_never_predicted_faster(m, n, k, matrices, vectors, stores_vectors, sm_count, key):
     """For one block per tile: other divisions depend on the number of tiles."""
     costs = costs_of_key(key, vectors, stores_vectors, sm_count)
