@@ -4,14 +4,11 @@ An index costs a multiplication by a stride, a read of the array descriptor or b
 proves that it grows by a constant. Here the kernel keeps the address itself and adds to it. Addresses are in bytes: 32
 bits wide in shared memory, 64 bits in global memory. An added constant becomes part of the instruction.
 
-`pinned` hides from the compiler how a value was computed. Otherwise, to save a register, the compiler would recompute
-cheap values in every iteration of a loop, which costs instructions where registers are plentiful.
-
 Each access also takes the array or matrix that contains the address. The hardware ignores it. The simulator uses it to
 find the element, and raises if there is none. There, an address in shared memory is a byte offset from the array's
 start, and an address in global memory is the host's own.
 
-PTX ISA: "Addresses as Operands", "ld", "st", "cp.async", "shfl.sync".
+PTX ISA: "Addresses as Operands", "ld", "st", "cp.async".
 """
 
 from __future__ import annotations
@@ -28,14 +25,6 @@ if SIMULATOR:
     def shared_address(array):
         """Address of the first float of a flat array in shared memory."""
         return np.uint32(0)
-
-    def pinned(value):
-        """Return the 32-bit value unchanged; the compiler must keep it and cannot recompute it."""
-        return value
-
-    def product(x, y):
-        """Return ``x * y``, which the compiler must compute in place."""
-        return x * y
 
     def _shared_index(array, address, count):
         address = int(address)
@@ -134,13 +123,17 @@ if SIMULATOR:
         if inside:
             matrix[_element(matrix, address)] = value
 
+    def global_load1(matrix, address):
+        """Read one float, as a tuple."""
+        return read_run(matrix, _run(matrix, address, 1))
+
     def global_load2(matrix, address):
         """Read two consecutive floats in one 64-bit access."""
         return read_run(matrix, _run(matrix, address, 2))
 
-    def global_store2(matrix, address, first, second):
-        """Write two consecutive floats in one 64-bit access."""
-        write_run(matrix, _run(matrix, address, 2), (first, second))
+    def global_store(matrix, address, values):
+        """Write two or four consecutive floats in one access."""
+        write_run(matrix, _run(matrix, address, len(values)), values)
 
     def copy4_or_zero(array, to, matrix, address, inside):
         """Start a copy of one float to shared memory, or of a zero unless ``inside``."""
@@ -202,25 +195,6 @@ else:
 
         return types.uint32(array), codegen
 
-    @intrinsic
-    def pinned(typingctx, value):
-        """Return the 32-bit value unchanged; the compiler must keep it and cannot recompute it."""
-        code = "{ .reg .b32 lane; mov.u32 lane, %laneid; shfl.sync.idx.b32 $0, $1, lane, 31, 0xffffffff; }"
-
-        def codegen(context, builder, signature, args):
-            return inline(builder, WORD, args, code, "=r,r")
-
-        return types.uint32(types.uint32), codegen
-
-    @intrinsic
-    def product(typingctx, x, y):
-        """Return ``x * y``, which the compiler must compute in place."""
-
-        def codegen(context, builder, signature, args):
-            return inline(builder, FLOAT, args, "mul.rn.f32 $0, $1, $2;", "=f,f,f")
-
-        return types.float32(types.float32, types.float32), codegen
-
     def _load(count, space, width):
         """Return an intrinsic that reads consecutive floats in one access."""
 
@@ -236,7 +210,7 @@ else:
         return intrinsic(load)
 
     shared_load4, shared_load2 = _load(4, 3, types.uint32), _load(2, 3, types.uint32)
-    global_load2 = _load(2, 1, types.int64)
+    global_load1, global_load2 = _load(1, 1, types.int64), _load(2, 1, types.int64)
 
     @intrinsic
     def shared_load1(typingctx, array, address):
@@ -348,14 +322,17 @@ else:
         return types.void(matrix, types.int64, types.float32, types.boolean), codegen
 
     @intrinsic
-    def global_store2(typingctx, matrix, address, first, second):
-        """Write two consecutive floats in one 64-bit access."""
+    def global_store(typingctx, matrix, address, values):
+        """Write two or four consecutive floats in one access."""
+        count = len(values)
+        code = f"st.global.v{count}.f32 [$0], {{{', '.join(f'${i + 1}' for i in range(count))}}};"
 
         def codegen(context, builder, signature, args):
-            inline(builder, NOTHING, args[1:], "st.global.v2.f32 [$0], {$1, $2};", "l,f,f")
+            floats = [builder.extract_value(args[2], i) for i in range(count)]
+            inline(builder, NOTHING, [args[1], *floats], code, "l" + ",f" * count)
             return context.get_dummy_value()
 
-        return types.void(matrix, types.int64, types.float32, types.float32), codegen
+        return types.void(matrix, types.int64, types.UniTuple(types.float32, count)), codegen
 
     def _sized_copy(size, cache):
         """Return an intrinsic that copies as many bytes as it is told, and zeros up to ``size``."""

@@ -8,7 +8,8 @@ from itertools import pairwise
 from numba import cuda, float32, int32, int64, uint32
 
 from ..simulator.switch import device_function
-from .address import address_of, col_step, global_store1_if, product, row_step, shared_load1, shared_store4
+from .address import address_of, col_step, global_store1_if, row_step, shared_load1, shared_store4
+from .kept import product
 from .matrix import read4_if, write4_if, write4_partial
 from .units import WARP
 from .vector import load4, store4

@@ -41,10 +41,10 @@ from .address import (
     global_load4_if,
     global_load4_or_zero,
     global_load4_over_zeros,
-    pinned,
     row_step,
     shared_store1,
 )
+from .kept import pinned
 from .units import ceil_div
 
 

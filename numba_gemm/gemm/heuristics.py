@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import inf
 
+from ..device.access import SECTOR
 from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels.ladder.stage import FEW_TERMS, LadderStage
 from ..kernels.product import BFLOAT16, ITEM_BYTES, Product
@@ -75,7 +76,7 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         b_vectors=b_whole and (b_aligned or b.aligned_rows or b.transposed.aligned_rows),
         a_contiguous=FLOAT32_BYTES in (a.row_stride, a.col_stride),
         b_contiguous=FLOAT32_BYTES in (b.row_stride, b.col_stride),
-        c_pairs=(pitch | c.offset | batch.c[0] | batch.c[1] | batch.c[2]) % (2 * FLOAT32_BYTES) == 0,
+        c_sectors=(pitch | c.offset | batch.c[0] | batch.c[1] | batch.c[2]) % (SECTOR * FLOAT32_BYTES) == 0,
         c_vectors=c_vectors,
         a_narrow=narrow and product.narrow_a,
         b_narrow=narrow and product.transposed.narrow_a,
@@ -143,8 +144,8 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     slower = 1.0 if stage is not ROWS or wanted.a_vectors or wanted.a_narrow else ROWS_FLOATS
     if not isinstance(stage, TmaStage):
         before = tensor_heuristics.decomposition_seconds(precision, m, n, k, of_a, matrices, bandwidth)
-    in_pairs = wanted.c_pairs and not wanted.by_columns and not wanted.epilogue
-    written = (wanted.m, wanted.n, in_pairs) if wanted.cc == WARPGROUPS else None
+    at_sectors = wanted.c_sectors and not wanted.by_columns and not wanted.epilogue
+    written = (wanted.m, wanted.n, at_sectors) if wanted.cc == WARPGROUPS else None
     dividing = only is None and tma and k >= LONG_SUM and m * n * matrices <= sm_count * FEW_TILES_ELEMENTS
     found = [
         Choice(stage, config, partition, False, LAUNCH + (before + seconds * slower) * clock_hz, "", precision)

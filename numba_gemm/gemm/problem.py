@@ -30,8 +30,8 @@ class Problem(NamedTuple):
         True if 16-byte copies can read A, and B, along their contiguous axis, whatever its extent.
     a_contiguous, b_contiguous : bool
         True if A, and B, have a contiguous axis.
-    c_pairs : bool
-        True if rows of C, or its columns if it is stored by columns, begin at multiples of eight bytes.
+    c_sectors : bool
+        True if rows of C, or its columns if it is stored by columns, begin at sectors of memory (32 bytes).
     c_vectors : bool
         True if C allows 128-bit accesses by rows, partial ones at a row's end.
     a_narrow, b_narrow : bool
@@ -61,7 +61,7 @@ class Problem(NamedTuple):
     b_vectors: bool = True
     a_contiguous: bool = True
     b_contiguous: bool = True
-    c_pairs: bool = True
+    c_sectors: bool = True
     c_vectors: bool = True
     a_narrow: bool = False
     b_narrow: bool = False

@@ -96,8 +96,9 @@ SPLIT_TILES, SPLIT_TERMS = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128
 # (docs/experiments.md). Terms take longer if the operands allow no vectors, by how many have a contiguous axis.
 FUSED_PRODUCT, FUSED_TILE, FUSED_TERM, FUSED_TILE_TERM = 1.0e-6, 0.59e-6, 2.9e-9, 12.5e-9
 FUSED_VECTORS, FUSED_ACCESS = 0.73, (1.55, 1.16, 0.8)
-# Seconds that a warpgroup's kernel takes longer for each element of a tile that it cannot write in pairs; and the same
-# with stepwise sums, whose other warpgroup multiplies meanwhile. Fitted to 457 candidates for 35 products on an H200.
+# Seconds that a warpgroup's kernel takes longer for each element of a tile whose rows in C do not begin at sectors,
+# or that reaches beyond C; and the same with stepwise sums, whose other warpgroup multiplies meanwhile. Fitted to 457
+# candidates for 35 products on an H200.
 WRITE_ONE, STEPWISE_WRITE_ONE = 0.17e-9, 0.085e-9
 
 
@@ -164,13 +165,13 @@ def seconds_of(
     It is assumed that all blocks compute one tile after the other at the same pace. A division of sums among blocks
     counts as better only if it is expected to be faster by `CLEAR_MARGIN`. With the `bandwidth` of device memory in
     byte/s, the seconds include the zeros that are written to fill the tiles of decomposed operands. If `narrow_a`, the
-    stage reads an A of BF16 as it is. With `written`, the rows and columns of C and whether its rows allow 64-bit
-    accesses, they include what a warpgroup's kernel takes longer for elements that it writes one by one: all, or those
+    stage reads an A of BF16 as it is. With `written`, the rows and columns of C and whether its rows begin at
+    sectors, they include what a warpgroup's kernel takes longer for elements that it writes one by one: all, or those
     of tiles that reach beyond C.
     """
     transposed = tma == "NN" and isinstance(stage, TmaStage)
     rows, cols = (n, m) if transposed else (m, n)
-    c_rows, c_cols, in_pairs = written or (0, 0, False)
+    c_rows, c_cols, at_sectors = written or (0, 0, False)
     if transposed:
         c_rows, c_cols = c_cols, c_rows
     own, decomposed, slot_k, rated = _rated(stage, precision, k < LONG_SUM, narrow_a)
@@ -192,8 +193,8 @@ def seconds_of(
         summing = flops / 1e12 * (few_slower if rounds == 1 else slower)
         other = filling + rounds * end
         if written is not None:
-            some = tiles - matrices * ((c_rows // BM) * (c_cols // BN) if in_pairs else 0)
-            if some:  # partial sums, of divided ones, are written in pairs
+            some = tiles - matrices * ((c_rows // BM) * (c_cols // BN) if at_sectors else 0)
+            if some:  # partial sums, of divided ones, begin at sectors
                 other += one_by_one * -(-some // sm_count)
         whole.append((other + rounds * flops / flops_per_s, other + rounds * summing, config, None))
         if divisible and 2 * tiles <= sm_count and k >= SPLIT_TERMS:

@@ -143,8 +143,15 @@ class KernelCuda(patches.SimulatedModule):
 
     def shfl_xor_sync(self, mask: int, value: Any, lane_mask: int) -> Any:
         """Return the value of the lane whose number differs in the bits of `lane_mask`; all lanes must take part."""
+        return self._values_of_warp(mask, value)[self.laneid ^ int(lane_mask)]
+
+    def all_sync(self, mask: int, predicate: Any) -> bool:
+        """Return whether the predicate holds in all lanes of the warp, which must all take part."""
+        return all(self._values_of_warp(mask, predicate))
+
+    def _values_of_warp(self, mask: int, value: Any) -> list[Any]:
         if mask != 0xFFFFFFFF:
             raise NotImplementedError(
                 f"mask is {mask:#x}; the simulator exchanges values of whole warps: pass 0xFFFFFFFF"
             )
-        return self._launch.exchange(sys._getframe(1), value, list)[self.laneid ^ int(lane_mask)]
+        return self._launch.exchange(sys._getframe(2), value, list)

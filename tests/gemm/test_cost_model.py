@@ -81,7 +81,7 @@ problems = st.builds(
     **{name: st.booleans() for name in ("a_vectors", "b_vectors", "c_vectors")},
     **PROPERTIES,
 )
-UNALIGNED = dict.fromkeys(("aligned", "vectors", "a_vectors", "b_vectors", "c_vectors", "c_pairs"), False)
+UNALIGNED = dict.fromkeys(("aligned", "vectors", "a_vectors", "b_vectors", "c_vectors", "c_sectors"), False)
 
 
 @given(problems)

@@ -148,13 +148,13 @@ def test_tiles_whose_floats_are_written_one_by_one_are_no_first_choice(shape, la
 
 
 @pytest.mark.parametrize(
-    ("pitch", "offset", "expected"), [(64, 0, True), (62, 0, True), (61, 0, False), (64, 4, False)]
+    ("pitch", "offset", "expected"), [(64, 0, True), (72, 32, True), (68, 0, False), (61, 0, False), (64, 16, False)]
 )
-def test_rows_or_columns_of_c_that_are_written_in_pairs(pitch, offset, expected):
+def test_rows_or_columns_of_c_that_begin_at_sectors(pitch, offset, expected):
     """The pitch decides, not the number of columns."""
     product = Product(dense("N", 300, 40), dense("N", 40, 61), Layout(300, 61, 4 * pitch, 4, offset))
     for found in (product, product.transposed):
-        assert problem(found, H100, "bf16x6").c_pairs is expected
+        assert problem(found, H100, "bf16x6").c_sectors is expected
 
 
 # Microseconds of `fused_decomposition` as measured on an H100, with operands that are copied by floats.

@@ -23,13 +23,13 @@ from ...device.address import (
     copy4_or_zero,
     copy16_or_zero,
     global_load4_or_zero,
-    pinned,
     row_step,
     shared_address,
     shared_load4,
     shared_store1,
 )
 from ...device.async_copy import commit_group, wait_group
+from ...device.kept import pinned
 from ...device.outer_product import outer_product
 from ...device.store import row_store
 from ...device.units import WARP

@@ -21,13 +21,13 @@ from ...device.address import (
     address_of,
     col_step,
     global_load4_or_zero,
-    pinned,
     row_step,
     shared_address,
     shared_load4,
     shared_store1,
     shared_store4,
 )
+from ...device.kept import pinned
 from ...device.store import row_store
 from ...device.units import WARP
 from ...device.vector import fetch4_any

@@ -24,10 +24,11 @@ Limits: small products: the launch, the first memory access and the exchange of 
 from numba import cuda, float32, int32, int64, uint32
 
 from ...device.access import covers
-from ...device.address import col_step, pinned, shared_address, shared_load4, transposed
+from ...device.address import col_step, shared_address, shared_load4, transposed
 from ...device.async_copy import commit_group, wait_group
 from ...device.compensated import compensated_sums, plain_sums
 from ...device.grid_order import let_next_start, nothing
+from ...device.kept import pinned
 from ...device.matrix import shifted
 from ...device.outer_product import outer_product
 from ...device.partition import (

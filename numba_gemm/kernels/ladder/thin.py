@@ -32,7 +32,6 @@ from numba import cuda, float32, float64, int32, int64, uint32
 from ...device.address import (
     address_of,
     col_step,
-    pinned,
     shared_address,
     shared_load4,
     shared_store1,
@@ -41,6 +40,7 @@ from ...device.address import (
 from ...device.async_copy import commit_group, wait_group
 from ...device.chunk_loader import chunk_loader
 from ...device.compensated import compensated_sums
+from ...device.kept import pinned
 from ...device.matrix import shifted
 from ...device.partition import (
     batch_place,

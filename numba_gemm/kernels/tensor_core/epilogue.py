@@ -11,16 +11,15 @@ from functools import lru_cache
 
 from numba import cuda, float32, int32, int64, uint32, uint64
 
-from ...device.address import address_of, col_step, global_load2, global_store2, row_step
 from ...device.matrix import shifted
 from ...device.narrow import power
 from ...device.store import element_store
 from ...simulator.switch import SIMULATOR, device_function
 from ..ladder.partitions import GROUP
 from .config import NARROW
-from .float_store import float_store
 from .special_values import AHEAD, AHEAD_IN_WARP, alone, infinite_terms, lanes_of_warp, special_sums
 from .stage import TensorVariant
+from .warp_store import warp_store
 
 HUGE = 2.0**126  # four times this is infinite
 
@@ -133,51 +132,14 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
                 half = int32(scale // 2)
                 total[j, q] = total[j, q] * power(int32(-half)) * power(int32(half - scale))
 
-    @device_function
-    def in_pairs(c, row, col):
-        """Return whether 64-bit accesses can read and write a warp's tile: it is inside C and aligned."""
-        start = address_of(c, row, col)
-        pairs = start % 8 == 0 and row_step(c) % 8 == 0 and col_step(c) == 4
-        # Uniform within a warp, whose first row is a multiple of 16, and first column a multiple of 8.
-        inside = row // 16 * 16 + 16 * DEEP <= c.shape[0] and col // 8 * 8 + 8 * ACROSS <= c.shape[1]
-        return pairs and inside
-
-    def for_each_group(visit):
-        """Make a device function that visits groups of 16 rows and 8 columns of contiguous rows.
-
-        ``visit(c, upper, lower, alpha, total, beta, j)`` has the addresses of a lane's first sums in both rows. Two
-        loops, since the compiler unrolls only short ones.
-        """
-
-        @device_function
-        def visit_all(c, row, col, alpha, total, beta):
-            start, down = address_of(c, row, col), row_step(c)
-            for j in range(GROUPS // 2):
-                upper = start + j // ACROSS * 16 * down + j % ACROSS * 32
-                visit(c, upper, upper + 8 * down, alpha, total, beta, j)
-            for j in range(GROUPS // 2, GROUPS):
-                upper = start + j // ACROSS * 16 * down + j % ACROSS * 32
-                visit(c, upper, upper + 8 * down, alpha, total, beta, j)
-
-        return visit_all
-
-    @device_function
-    def add_group(c, upper, lower, alpha, total, beta, j):
-        # Rounded as the compiler does in `store_axpby1`, so that bits do not depend on the alignment of C.
-        above, below = global_load2(c, upper), global_load2(c, lower)
-        total[j, 0] = cuda.fma(alpha, total[j, 0], beta * above[0])
-        total[j, 1] = cuda.fma(alpha, total[j, 1], beta * above[1])
-        total[j, 2] = cuda.fma(alpha, total[j, 2], beta * below[0])
-        total[j, 3] = cuda.fma(alpha, total[j, 3], beta * below[1])
-
-    @device_function
-    def store_group(c, upper, lower, alpha, total, beta, j):
-        global_store2(c, upper, alpha * total[j, 0], alpha * total[j, 1])
-        global_store2(c, lower, alpha * total[j, 2], alpha * total[j, 3])
-
-    add_pairs, store_pairs = for_each_group(add_group), for_each_group(store_group)
     # Before compute capability 9.0, which has kernels of depth 1, each exchange between lanes would be a call.
-    store_floats = float_store(8, (1, 2, 4), ACROSS, DEEP, TOGETHER and DEEP == 1)
+    EXCHANGE = TOGETHER and DEEP == 1
+    store_plain = warp_store(8, (1, 2, 4), ACROSS, DEEP, EXCHANGE, EXCHANGE and PARTS == 1)
+
+    @device_function
+    def is_inside(c, row, col):
+        """Return whether C has all elements of a warp, whose first row and column are multiples of 16 and of 8."""
+        return row // 16 * 16 + 16 * DEEP <= c.shape[0] and col // 8 * 8 + 8 * ACROSS <= c.shape[1]
 
     @device_function
     def some_huge(total):
@@ -219,16 +181,8 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
     def finish(c, row, col, alpha, total, beta, a, b, x, y, vectors, partial):
         if SCALED and not partial:
             unscale(total, a, b, row, col)
-        pairs = in_pairs(c, row, col)
-        # Unless each lane searches alone, a warp votes, so its lanes take the same way.
-        if PLAIN and (pairs or beta == float32(0)) and (PARTS == 1 or partial or not some_huge(total)):
-            if pairs:
-                if beta != float32(0):  # all of C is read before any of it is written, so that the reads overlap
-                    add_pairs(c, row, col, alpha, total, beta)
-                    alpha = float32(1)
-                store_pairs(c, row, col, alpha, total, beta)
-            else:
-                store_floats(c, row, col, alpha, total)
+        if PLAIN and (PARTS == 1 or partial or not some_huge(total)):
+            store_plain(c, row, col, alpha, total, beta, is_inside(c, row, col))
         else:
             write(c, row, col, alpha, total, beta, a, b, x, y, vectors)
 

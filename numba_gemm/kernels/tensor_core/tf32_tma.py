@@ -22,7 +22,7 @@ from ...device.address import (
     address_of,
     col_step,
     global_load2,
-    global_store2,
+    global_store,
     row_step,
     shared_load1,
     shared_load2,
@@ -34,12 +34,12 @@ from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
 from ..stage import require
 from .epilogue import for_each_sum, place
-from .float_store import float_store
 from .pacing import pace
 from .pipeline import first_slot, ring
 from .precision import TENSOR_PRECISIONS
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP
 from .tma_stage import PANEL
+from .warp_store import warp_store
 
 STEPS = 4  # k-steps per slot, 8 k each
 HELD = 4 * STEPS  # floats of a slot's rows that each thread holds
@@ -100,7 +100,8 @@ def sums_store(config, variant):
     COLUMN_GROUPS, DOWN, SWAPPED = config.BN // 8, 8 if variant.along else 1, variant.swapped
     PLAIN = variant.epilogue is None
     store1 = element_store(variant.epilogue)
-    store_floats = float_store(DOWN, (1, 2, 4) if variant.along else (2, 16, 4), COLUMN_GROUPS, 1, True)
+    BELOW = (1, 2, 4) if variant.along else (2, 16, 4)
+    store_plain = warp_store(DOWN, BELOW, COLUMN_GROUPS, 1, True, variant.along)
 
     @device_function
     def put(found, c, row, col, j, q, alpha, value, beta, vectors):
@@ -123,45 +124,32 @@ def sums_store(config, variant):
                 apart[j, q] = acc[j, q]
         write_all(c, row, col, alpha, apart, beta, vectors)
 
-    write = write_all if PLAIN else write_apart
-
-    def pairs_store(first, second):
-        """Make a device function ``(c, start, over, down, alpha, acc, beta)`` that writes sums by 64-bit stores.
-
-        Groups are `over` bytes apart. Of each four sums, the first two are neighbours in memory, and the others too,
-        `down` bytes further on; `first` is the index of the second one, `second` that of the third.
-        """
-
-        @device_function
-        def write_pairs(c, start, over, down, alpha, acc, beta):
-            if beta != float32(0):  # all of C is read before any of it is written, so that the reads overlap
-                for j in range(COLUMN_GROUPS):
-                    above, below = global_load2(c, start + j * over), global_load2(c, start + j * over + down)
-                    acc[j, 0] = alpha * acc[j, 0] + beta * above[0]
-                    acc[j, first] = alpha * acc[j, first] + beta * above[1]
-                    acc[j, second] = alpha * acc[j, second] + beta * below[0]
-                    acc[j, 3] = alpha * acc[j, 3] + beta * below[1]
-                alpha = float32(1)
+    @device_function
+    def write_columns(c, row, col, alpha, acc, beta):
+        """Write pairs of rows, whose elements are neighbours in memory."""
+        start, right = address_of(c, row, col), col_step(c)
+        over = 8 * right
+        if beta != float32(0):  # all of C is read before any of it is written, so that the reads overlap
             for j in range(COLUMN_GROUPS):
-                global_store2(c, start + j * over, alpha * acc[j, 0], alpha * acc[j, first])
-                global_store2(c, start + j * over + down, alpha * acc[j, second], alpha * acc[j, 3])
-
-        return write_pairs
-
-    write_rows, write_columns = pairs_store(1, 2), pairs_store(2, 1)
+                first, second = global_load2(c, start + j * over), global_load2(c, start + j * over + right)
+                acc[j, 0] = alpha * acc[j, 0] + beta * first[0]
+                acc[j, 2] = alpha * acc[j, 2] + beta * first[1]
+                acc[j, 1] = alpha * acc[j, 1] + beta * second[0]
+                acc[j, 3] = alpha * acc[j, 3] + beta * second[1]
+            alpha = float32(1)
+        for j in range(COLUMN_GROUPS):
+            global_store(c, start + j * over, (alpha * acc[j, 0], alpha * acc[j, 2]))
+            global_store(c, start + j * over + right, (alpha * acc[j, 1], alpha * acc[j, 3]))
 
     @device_function
     def store(c, row, col, alpha, acc, beta, vectors, inside):
-        start, down, right = address_of(c, row, col), row_step(c), col_step(c)
-        pairs = PLAIN and inside and start % 8 == 0
-        if pairs and right == 4 and down % 8 == 0:
-            write_rows(c, start, int64(32), DOWN * down, alpha, acc, beta)
-        elif pairs and DOWN == 1 and down == 4 and right % 8 == 0:
-            write_columns(c, start, 8 * right, right, alpha, acc, beta)
-        elif PLAIN and beta == float32(0):
-            store_floats(c, row, col, alpha, acc)
+        in_columns = DOWN == 1 and inside and row_step(c) == 4 and (address_of(c, row, col) | col_step(c)) % 8 == 0
+        if not PLAIN:
+            write_apart(c, row, col, alpha, acc, beta, vectors)
+        elif in_columns:
+            write_columns(c, row, col, alpha, acc, beta)
         else:
-            write(c, row, col, alpha, acc, beta, vectors)
+            store_plain(c, row, col, alpha, acc, beta, inside)
 
     return store
 
