@@ -57,10 +57,10 @@ RATES: dict[tuple[str | int, ...], Rate] = {
     ("stream_k", 64, 128, 16): Rate(0.781, alone=950, resident=3, floats=1.07, first=3190),
     ("stream_k", 64, 128, 8): Rate(0.756, alone=550, resident=3, floats=1.07, first=2810),
     ("stream_k", 64, 64, 16, 64): Rate(0.743, alone=1040, resident=4, floats=1.07, first=3300),
-    ("stream_k", 64, 64, 16): Rate(0.661, alone=719, resident=4, floats=1.11, first=3300),
+    ("stream_k", 64, 64, 16): Rate(0.661, alone=719, resident=4, floats=1.11, first=2500),
     ("stream_k", 32, 64, 16): Rate(0.59, alone=875, resident=8, floats=1.07, first=2080),
     ("stream_k", 64, 32, 16): Rate(0.568, alone=1160, resident=8, first=1970),
-    ("stream_k", 32, 32, 16): Rate(0.431, alone=472, resident=8, floats=1.02, first=1440),
+    ("stream_k", 32, 32, 16): Rate(0.415, alone=472, resident=8, floats=1.02, first=1700),
     ("stream_k", 256, 16, 16): Rate(0.463, alone=877, resident=3, along=False, first=2520),
     # For sums of one k-tile.
     ("short_sums", 32, 64, 16): Rate(0.655, alone=712, resident=8, floats=1.41, first=1240),

@@ -21,7 +21,6 @@ from ...device import mbarrier, registers, tensor_map, wgmma
 from ...device.address import (
     address_of,
     col_step,
-    global_load2,
     global_store,
     row_step,
     shared_load1,
@@ -39,7 +38,7 @@ from .pipeline import first_slot, ring
 from .precision import TENSOR_PRECISIONS
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP
 from .tma_stage import PANEL
-from .warp_store import warp_store
+from .warp_store import add_pair, warp_store
 
 STEPS = 4  # k-steps per slot, 8 k each
 HELD = 4 * STEPS  # floats of a slot's rows that each thread holds
@@ -131,11 +130,8 @@ def sums_store(config, variant):
         over = 8 * right
         if beta != float32(0):  # all of C is read before any of it is written, so that the reads overlap
             for j in range(COLUMN_GROUPS):
-                first, second = global_load2(c, start + j * over), global_load2(c, start + j * over + right)
-                acc[j, 0] = alpha * acc[j, 0] + beta * first[0]
-                acc[j, 2] = alpha * acc[j, 2] + beta * first[1]
-                acc[j, 1] = alpha * acc[j, 1] + beta * second[0]
-                acc[j, 3] = alpha * acc[j, 3] + beta * second[1]
+                add_pair(c, start + j * over, alpha, acc, beta, j, 0, 2)
+                add_pair(c, start + j * over + right, alpha, acc, beta, j, 1, 3)
             alpha = float32(1)
         for j in range(COLUMN_GROUPS):
             global_store(c, start + j * over, (alpha * acc[j, 0], alpha * acc[j, 2]))

@@ -59,12 +59,12 @@ def turned(x, quad):
 
 
 @device_function
-def add_pair(c, at, alpha, sums, beta, j, q):
-    """Add two elements of C to a row's sums of a group."""
+def add_pair(c, at, alpha, sums, beta, j, first, second):
+    """Multiply two sums of group j by alpha, and add beta times the elements of C at an address."""
     old = global_load2(c, at)
     # Rounded as the compiler does in `store_axpby1`, so that bits do not depend on the alignment of C.
-    sums[j, q] = cuda.fma(alpha, sums[j, q], beta * old[0])
-    sums[j, q + 1] = cuda.fma(alpha, sums[j, q + 1], beta * old[1])
+    sums[j, first] = cuda.fma(alpha, sums[j, first], beta * old[0])
+    sums[j, second] = cuda.fma(alpha, sums[j, second], beta * old[1])
 
 
 @lru_cache(maxsize=16)
@@ -106,8 +106,8 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
 
     @device_function
     def add_pairs(c, at, alpha, sums, beta, j, rows, cols, lane):
-        add_pair(c, at, alpha, sums, beta, j, 0)
-        add_pair(c, at + down * row_step(c), alpha, sums, beta, j, 2)
+        add_pair(c, at, alpha, sums, beta, j, 0, 1)
+        add_pair(c, at + down * row_step(c), alpha, sums, beta, j, 2, 3)
 
     @device_function
     def add_floats(c, at, alpha, sums, beta, j, rows, cols, lane):
