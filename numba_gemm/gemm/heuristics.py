@@ -46,7 +46,7 @@ FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles 
 NARROW = 64  # rows and columns up to which tiles may be narrower than those that extents are rounded up to
 BYTES_COUNT = 4  # multiply-adds, in the time of the bytes, from which on these make no difference to a choice
 SHORT_SUM = 128  # terms, up to which float32 multiply-adds are considered for any C where `TIMED`
-DECOMPOSING = 2.0  # factor by which decomposed operands must be expected to be faster than those of tensor maps
+DECOMPOSING = 1.5  # factor by which decomposed operands must be expected to be faster than those of tensor maps
 
 
 def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> Problem:

@@ -80,8 +80,10 @@ SPEEDS = {
 H200_MULTIPROCESSORS = 132
 # Seconds that a tile takes beside its sums; and in precisions with one product of decomposed parts.
 TILE_END, TILE_END_ONE = 1.5e-6, 0.5e-6
-# The same for each element, in addition, with stepwise sums: of `persistent`, and of `rows_in_registers`.
+# The same for each element, in addition, with stepwise sums: of `persistent`, and of `rows_in_registers`; and seconds
+# that `persistent` takes before its first tile, whose first products nothing hides.
 STEPWISE_END, ROWS_STEPWISE_END = 0.1e-9, 0.25e-9
+STEPWISE_START = 1.0e-6
 MEMORY_EFFICIENCY = 0.8  # of device memory's theoretical bandwidth, that the decomposition reaches
 LAUNCH = 2e-6  # seconds that each launch before the last one adds
 # Divided sums: numbers of blocks per tile that are considered; seconds of the launch that adds partial sums; byte/s of
@@ -184,6 +186,7 @@ def seconds_of(
     zeros = 0.0  # seconds for each row that is filled up
     if bandwidth and decomposed:
         zeros = matrices * k * FLOAT32_BYTES * own.parts / own.per_word / (MEMORY_EFFICIENCY * bandwidth)
+    starting = STEPWISE_START if own.stepwise and not whole_rows else 0.0
     whole, divided = [], []
     for config, BM, BN, area, flops_per_s, slower, few_slower, end, one_by_one, divisible in rated:
         down, across = -(-rows // BM), -(-cols // BN)
@@ -191,7 +194,7 @@ def seconds_of(
         rounds, filling = -(-tiles // sm_count), zeros * ((0 if whole_rows else down * BM - rows) + across * BN - cols)
         flops = area * flops_by_area
         summing = flops / 1e12 * (few_slower if rounds == 1 else slower)
-        other = filling + rounds * end
+        other = filling + rounds * end + starting
         if written is not None:
             some = tiles - matrices * ((c_rows // BM) * (c_cols // BN) if at_sectors else 0)
             if some:  # partial sums, of divided ones, begin at sectors
