@@ -147,6 +147,25 @@ def test_tiles_whose_floats_are_written_one_by_one_are_no_first_choice(shape, la
     assert tiles.index(faster[:2]) < tiles.index(slower[:2])
 
 
+# Microseconds of two stages as measured on an H200.
+@pytest.mark.parametrize(
+    ("shape", "layout", "precision", "faster", "slower"),
+    [
+        ((675, 930, 178), "NN", "bf16x6", ("rows_in_registers", 12.0), ("persistent", 13.7)),
+        ((8192, 512, 300), "NN", "bf16x6", ("rows_in_registers", 48.5), ("persistent", 56.2)),
+        ((316, 3782, 137), "NN", "bf16x6", ("persistent", 20.0), ("fused_decomposition", 27.2)),
+        ((151, 13, 1905), "NT", "tf32", ("persistent", 7.4), ("tf32_tma", 12.0)),
+        ((147, 845, 1567), "NT", "tf32", ("tf32_tma", 10.6), ("persistent", 12.6)),
+        ((1816, 20, 13129), "NT", "tf32", ("tf32_tma", 71.7), ("persistent", 91.7)),
+    ],
+)
+def test_the_stage_that_was_measured_to_be_faster_is_the_choice(shape, layout, precision, faster, slower):
+    found = [one.stage.name for one in ranked(problem(product_of(*shape, layout), H100, precision))]
+    assert faster[1] < slower[1]
+    assert found[0] == faster[0]
+    assert slower[0] in found
+
+
 @pytest.mark.parametrize(
     ("pitch", "offset", "expected"), [(64, 0, True), (72, 32, True), (68, 0, False), (61, 0, False), (64, 16, False)]
 )

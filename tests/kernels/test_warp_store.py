@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32
 
-from numba_gemm.kernels.tensor_core.warp_store import SECTOR, warp_store
+from numba_gemm.kernels.tensor_core.warp_store import SECTOR_BYTES, warp_store
 from numba_gemm.simulator import scheduler
 
 pytestmark = pytest.mark.simulator
@@ -69,8 +69,8 @@ def written(places, c, way, product, beta=0.0):
 
 def at_sector(rows, cols, pitch, floats=0):
     """Return rows of C that begin `floats` floats behind a multiple of a sector's bytes, and `pitch` floats apart."""
-    memory = np.full(rows * pitch + 2 * SECTOR, GUARD, np.float32)
-    start = -memory.ctypes.data % SECTOR // 4 + floats
+    memory = np.full(rows * pitch + 2 * SECTOR_BYTES, GUARD, np.float32)
+    start = -memory.ctypes.data % SECTOR_BYTES // 4 + floats
     return memory, memory[start : start + rows * pitch].reshape(rows, pitch)[:, :cols]
 
 
@@ -115,11 +115,11 @@ def test_rows_that_begin_at_sectors_are_written_in_vectors(places, way, beta, st
     np.testing.assert_array_equal(memory, expected)
     for lanes in zip(*stores, strict=True):
         found = bytes_of(lanes)
-        piece = 2 * SECTOR if way == "fours" else SECTOR  # of each of eight rows, which an exchange doubles
+        piece = 2 * SECTOR_BYTES if way == "fours" else SECTOR_BYTES  # of each of eight rows, which an exchange doubles
         assert len(set(found)) == 8 * piece
-        assert all(
-            found[i] % SECTOR == 0 and found[i + piece - 1] == found[i] + piece - 1 for i in range(0, len(found), piece)
-        )
+        for i in range(0, len(found), piece):
+            assert found[i] % SECTOR_BYTES == 0
+            assert found[i + piece - 1] == found[i] + piece - 1
 
 
 @pytest.mark.parametrize(("pitch", "floats"), [(WIDTH + 8, 4), (WIDTH + 8, 1), (WIDTH + 4, 0), (WIDTH + 1, 0)])
@@ -140,4 +140,4 @@ def test_where_columns_are_contiguous_nothing_is_exchanged(way, stores):
     written("persistent", c, way, np.ones((HEIGHT, WIDTH), np.float32))
     for lanes in zip(*stores, strict=True):
         first = min(at for at, _ in lanes)
-        assert sum(first <= at < first + SECTOR for at, _ in lanes) == 8
+        assert sum(first <= at < first + SECTOR_BYTES for at, _ in lanes) == 8

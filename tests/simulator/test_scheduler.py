@@ -798,14 +798,29 @@ def test_lanes_exchange_values(distance):
     np.testing.assert_array_equal(found, 11 * (np.arange(64) ^ distance))
 
 
+def test_lanes_vote():
+    found = np.zeros((64, 2), bool)
+
+    def kernel():
+        thread = cuda.threadIdx.x
+        found[thread] = [cuda.all_sync(0xFFFFFFFF, thread != 40), cuda.all_sync(0xFFFFFFFF, thread >= 0)]
+
+    scheduler.run(kernel, 1, 64, (), seed=3)
+    assert found.tolist() == [[True, True]] * 32 + [[False, True]] * 32
+
+
 def test_an_exchange_needs_the_whole_warp():
     def kernel(mask, threads):
         if cuda.threadIdx.x < threads:
             cuda.shfl_xor_sync(mask, 1.0, 1)
 
-    with pytest.raises(
-        NotImplementedError, match="mask is 0xffff; the simulator exchanges values of whole warps: pass"
-    ):
-        scheduler.run(kernel, 1, 32, (0xFFFF, 32))
+    def vote(mask, threads):
+        cuda.all_sync(mask, True)
+
+    for function in (kernel, vote):
+        with pytest.raises(
+            NotImplementedError, match="mask is 0xffff; the simulator exchanges values of whole warps: pass"
+        ):
+            scheduler.run(function, 1, 32, (0xFFFF, 32))
     with pytest.raises(RuntimeError, match="needs all 32 lanes of a warp"):
         scheduler.run(kernel, 1, 32, (0xFFFFFFFF, 16))

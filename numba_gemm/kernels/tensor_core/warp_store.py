@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from numba import cuda, float32, int32, int64, uint32
 
+from ...device.access import SECTOR
 from ...device.address import (
     address_of,
     col_step,
@@ -21,9 +22,10 @@ from ...device.address import (
     global_store1_if,
     row_step,
 )
+from ...device.units import FLOAT32_BYTES
 from ...simulator.switch import device_function
 
-SECTOR = 32  # bytes, of eight elements
+SECTOR_BYTES = SECTOR * FLOAT32_BYTES
 ENOUGH = 1 << 16  # more rows or columns than a tile has
 
 
@@ -76,7 +78,9 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
     adjacent sums of a row, and two of the row `down` below it; the rows of the lanes that are 4, 8 and 16 further on
     are `below` it, by powers of two that no bit of the first lane's row has. `row` and `col` are the lane's first ones.
     `inside` means that C has all elements. If `together`, all lanes of a warp call the function, and exchange sums if
-    rows of C are contiguous. In columns, eight lanes have adjacent elements anyway.
+    rows of C are contiguous. In columns, eight lanes have adjacent elements anyway. If `fours`, in addition, they
+    exchange sums once where rows begin at sectors; this takes a vote, after which the compiler schedules some main
+    loops less well.
     """
     ROWS = tuple(sum(rows for bit, rows in enumerate(below) if quad >> bit & 1) for quad in range(8))
 
@@ -201,7 +205,7 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
     @device_function
     def write(c, row, col, alpha, sums, inside):
         # Exchanges between lanes that the compiler does not know to run in step are slow: hence `all_sync`, `syncwarp`.
-        aligned = inside and in_vectors(c, row, col // 8 * 8, SECTOR if together else 8)
+        aligned = inside and in_vectors(c, row, col // 8 * 8, SECTOR_BYTES if together else 8)
         if fours:
             aligned = cuda.all_sync(uint32(0xFFFFFFFF), aligned)
         if aligned:
