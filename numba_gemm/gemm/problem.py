@@ -31,7 +31,8 @@ class Problem(NamedTuple):
     a_contiguous, b_contiguous : bool
         True if A, and B, have a contiguous axis.
     c_sectors : bool
-        True if rows of C, or its columns if it is stored by columns, begin at sectors of memory (32 bytes).
+        True if rows of C, or its columns if it is stored by columns, begin at sectors of memory (32 bytes), as far as
+        addresses modulo 16 bytes tell.
     c_vectors : bool
         True if C allows 128-bit accesses by rows, partial ones at a row's end.
     a_narrow, b_narrow : bool

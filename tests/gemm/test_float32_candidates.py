@@ -167,7 +167,8 @@ def test_the_stage_that_was_measured_to_be_faster_is_the_choice(shape, layout, p
 
 
 @pytest.mark.parametrize(
-    ("pitch", "offset", "expected"), [(64, 0, True), (72, 32, True), (68, 0, False), (61, 0, False), (64, 16, False)]
+    ("pitch", "offset", "expected"),
+    [(64, 0, True), (72, 0, True), (68, 0, False), (61, 0, False), (64, 8, False), (64, 12, False)],
 )
 def test_rows_or_columns_of_c_that_begin_at_sectors(pitch, offset, expected):
     """The pitch decides, not the number of columns."""

@@ -943,10 +943,13 @@ PARTS = ["others"] + [
 ]
 
 
-def test_elements_of_c_are_rounded_alike_in_pairs_and_alone():
+@pytest.mark.parametrize(
+    ("part", "in_pairs"),
+    [("persistent:3:bf16", 32), ("tf32_tma:4:along", 32), ("tf32_tma:4:across", 64)],  # the last one by columns, too
+)
+def test_elements_of_c_are_rounded_alike_in_pairs_and_alone(part, in_pairs):
     """Each is multiplied with beta first, so bits do not depend on the alignment of C."""
-    uses = offline(first_uses_of_c, "persistent:3:bf16")
-    assert uses == {width: ["mul.f32"] * 32 for width in ("", ".v2")}
+    assert offline(first_uses_of_c, part) == {"": ["mul.f32"] * 32, ".v2": ["mul.f32"] * in_pairs}
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -132,7 +132,7 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
                 half = int32(scale // 2)
                 total[j, q] = total[j, q] * power(int32(-half)) * power(int32(half - scale))
 
-    # Before compute capability 9.0, which has kernels of depth 1, each exchange between lanes would be a call.
+    # Only kernels of depth 1, which run on 9.0, exchange sums: before 9.0, the compiler makes each exchange a call.
     EXCHANGE = TOGETHER and DEEP == 1
     store_plain = warp_store(8, (1, 2, 4), ACROSS, DEEP, EXCHANGE, EXCHANGE and PARTS == 1)
 

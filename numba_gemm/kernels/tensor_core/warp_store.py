@@ -2,8 +2,8 @@
 
 The lanes of a warp then have pairs of adjacent elements of eight rows. If each lane stored its pairs, a store would
 touch one sector of memory (32 bytes) of each row; if it could store only single floats, the next store would touch the
-same sectors again. Lanes therefore exchange their sums: once if rows of C begin at sectors, so that a store writes two
-whole sectors of each row, and three times otherwise, until it writes 32 adjacent elements of one row.
+same sectors again. Lanes therefore exchange their sums: three times, until a store writes 32 adjacent elements of one
+row; or, if rows of C begin at sectors, at most once, after which a store writes two whole sectors of each row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def elements_from(extent, at):
 
 @device_function
 def exchanged(first, second, upper, distance):
-    """Exchange one of two values with the lane at a distance: the `upper` one of both lanes gets the second values."""
+    """Exchange one of two values with the lane at a distance.
+
+    The lower of the two lanes gets both first values, the `upper` one both second values; the lower lane's come first.
+    """
     other = cuda.shfl_xor_sync(uint32(0xFFFFFFFF), cuda.selp(upper, first, second), distance)
     return cuda.selp(upper, other, first), cuda.selp(upper, second, other)
 
@@ -75,12 +78,14 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
 
     It writes ``alpha * sums + beta * C``, as far as C has such elements, and may overwrite the sums. A warp has `deep`
     times 16 rows and `across` groups of eight columns, a multiple of four. In each group of 16 rows, a lane has two
-    adjacent sums of a row, and two of the row `down` below it; the rows of the lanes that are 4, 8 and 16 further on
-    are `below` it, by powers of two that no bit of the first lane's row has. `row` and `col` are the lane's first ones.
-    `inside` means that C has all elements. If `together`, all lanes of a warp call the function, and exchange sums if
-    rows of C are contiguous. In columns, eight lanes have adjacent elements anyway. If `fours`, in addition, they
-    exchange sums once where rows begin at sectors; this takes a vote, after which the compiler schedules some main
-    loops less well.
+    adjacent sums of a row, and two of the row `down` below it. `below` tells how many rows further down the lanes 4, 8
+    and 16 further on are: three powers of two, whose bits are 0 in the first lane's row. `row` and `col` are the lane's
+    first ones. `inside` means that C has all elements.
+
+    If `together`, all lanes of a warp call the function, and exchange sums if rows of C are contiguous. Where rows
+    begin at sectors, they store pairs as they are or, if `fours`, exchange once and store four elements each; `fours`
+    takes a vote, with which the compiler schedules some main loops less well. If columns of C are contiguous instead,
+    nothing is exchanged.
     """
     ROWS = tuple(sum(rows for bit, rows in enumerate(below) if quad >> bit & 1) for quad in range(8))
 
@@ -177,7 +182,7 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
 
     @device_function
     def in_vectors(c, row, col, size):
-        """Return whether rows of C are contiguous, and begin at multiples of `size` bytes, as `col` does."""
+        """Return whether rows of C are contiguous, and their elements in column `col` at multiples of `size` bytes."""
         return col_step(c) == 4 and (address_of(c, row, col) | row_step(c)) % size == 0
 
     @device_function
@@ -204,7 +209,7 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
 
     @device_function
     def write(c, row, col, alpha, sums, inside):
-        # Exchanges between lanes that the compiler does not know to run in step are slow: hence `all_sync`, `syncwarp`.
+        # Exchanges are slow unless the compiler knows that lanes run in step; `all_sync` and `syncwarp` tell it.
         aligned = inside and in_vectors(c, row, col // 8 * 8, SECTOR_BYTES if together else 8)
         if fours:
             aligned = cuda.all_sync(uint32(0xFFFFFFFF), aligned)
