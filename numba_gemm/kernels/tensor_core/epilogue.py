@@ -181,6 +181,7 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
     def finish(c, row, col, alpha, total, beta, a, b, x, y, vectors, partial):
         if SCALED and not partial:
             unscale(total, a, b, row, col)
+        # Unless each lane searches alone, a warp votes, so its lanes take the same way.
         if PLAIN and (PARTS == 1 or partial or not some_huge(total)):
             store_plain(c, row, col, alpha, total, beta, is_inside(c, row, col))
         else:
