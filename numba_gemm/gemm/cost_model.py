@@ -37,8 +37,9 @@ __all__ = ["Costs"]
 # PUBLISH, CHUNK_RATE, NARROW_FLOATS, RUN, and the rates of `thin` and `coalesced` are fitted again, to 6,876 choices
 # for 645 products; LONE_COLUMNS is read from ten products with stores by up to 35 blocks. For other GPUs, `lab choices`
 # measures, and `python -m numba_gemm.lab.bench.fit` fits.
-# Clocks of a launch on all SMs, of a piece of a tile of C, and of each block of an SM.
-LAUNCH, PIECE, BLOCK = 1850, 1400, 122
+# Clocks of a launch on all SMs, of a piece of a tile of C, and of each block of an SM; in `thin`, if blocks have one
+# k-tile of divided tiles each, which hides no copies, of each block in addition.
+LAUNCH, PIECE, BLOCK, ONE_K_TILE = 1850, 1400, 122, 300
 # Clocks by which fewer blocks end sooner, each time that their number is halved: the slowest block decides.
 SOONER = 69
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
@@ -330,8 +331,7 @@ class Costs:
         )  # fmt: skip
         apart, meet, adding = self.apart, self._meet, self._adding
         least_meeting = meet if apart == inf else min(meet, adding)
-        found, first = list[Way](), self.rate.first
-        line, saved = -(-k_tiles // 1), self._saved
+        found, first, line, saved = list[Way](), self.rate.first, -(-k_tiles // 1), self._saved
         left_out = line - k_tiles  # of a k-tile, beyond k; only a block with whole tiles takes less time
         for division in divisions:
             blocks, whole = division
@@ -358,7 +358,7 @@ class Costs:
             if divided_tiles > 0:
                 shared = divided_tiles * line
                 divided = -(-shared // blocks)  # k-tiles of divided tiles, of the block that has most
-                summing = divided * k_tile[resident]
+                summing = divided * k_tile[resident] + (ONE_K_TILE * resident if in_groups and divided == 1 else 0)
                 if launch + clocks + summing + (PIECE + least_meeting if divided < line else PIECE) > limit:
                     continue
                 even = not (shared % blocks or line % divided)  # else pieces straddle tiles
