@@ -180,10 +180,20 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
     store_all_pairs, store_all_floats = for_groups(1, store_pairs), for_groups(1, store_floats)
     store_all_fours, store_all_rows = for_groups(2, store_fours), for_groups(4, store_32)
 
-    @device_function
-    def in_vectors(c, row, col, size):
-        """Return whether rows of C are contiguous, and their elements in column `col` at multiples of `size` bytes."""
-        return col_step(c) == 4 and (address_of(c, row, col) | row_step(c)) % size == 0
+    def rows_at(size):
+        """Make a device function ``(c, row, col)`` that tells whether rows of C are contiguous, and can be accessed.
+
+        Accesses have `size` bytes, and begin in column `col`. The size is no parameter of the device function: a
+        constant one would be compiled as a variable.
+        """
+
+        @device_function
+        def at(c, row, col):
+            return col_step(c) == 4 and (address_of(c, row, col) | row_step(c)) % size == 0
+
+        return at
+
+    in_pairs, at_vectors = rows_at(8), rows_at(SECTOR_BYTES if together else 8)
 
     @device_function
     def write_aligned(c, row, col, alpha, sums):
@@ -210,7 +220,7 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
     @device_function
     def write(c, row, col, alpha, sums, inside):
         # Exchanges are slow unless the compiler knows that lanes run in step; `all_sync` and `syncwarp` tell it.
-        aligned = inside and in_vectors(c, row, col // 8 * 8, SECTOR_BYTES if together else 8)
+        aligned = inside and at_vectors(c, row, col // 8 * 8)
         if fours:
             aligned = cuda.all_sync(uint32(0xFFFFFFFF), aligned)
         if aligned:
@@ -226,7 +236,7 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
     def store(c, row, col, alpha, sums, beta, inside):
         if beta != float32(0):  # all of C is read before any of it is written, so that the reads overlap
             start, rows, cols = address_of(c, row, col), elements_from(c.shape[0], row), elements_from(c.shape[1], col)
-            if inside and in_vectors(c, row, col, 8):
+            if inside and in_pairs(c, row, col):
                 add_all_pairs(c, start, alpha, sums, beta, rows, cols, 0)
             else:
                 add_all_floats(c, start, alpha, sums, beta, rows, cols, 0)
