@@ -1,8 +1,10 @@
 """Values that the compiler must compute where they are written.
 
-To save a register, the compiler recomputes cheap values in every iteration of a loop, which costs instructions where
-registers are plentiful; `pinned` hides from it how a value was computed. Where it has registers, it computes values
-long before they are used, which ties registers together; `product` is computed in place.
+`pinned` hides from the compiler how a value was computed. Otherwise, to save a register, the compiler would recompute
+cheap values in every iteration of a loop, which costs instructions where registers are plentiful.
+
+`product` is computed where it is used. Otherwise, the compiler would compute many products long before, and hold all of
+them in registers.
 
 PTX ISA: "shfl.sync", "mul".
 """

@@ -100,7 +100,8 @@ FUSED_PRODUCT, FUSED_TILE, FUSED_TERM, FUSED_TILE_TERM = 1.0e-6, 0.59e-6, 2.9e-9
 FUSED_VECTORS, FUSED_ACCESS = 0.73, (1.55, 1.16, 0.8)
 # Seconds that a warpgroup's kernel takes longer for each element of a tile whose rows in C do not begin at sectors,
 # or that reaches beyond C; and the same with stepwise sums, whose other warpgroup multiplies meanwhile. Fitted to 457
-# candidates for 35 products on an H200.
+# candidates for 35 products on an H200, with 64-bit stores where these were possible; with the present stores, other
+# values choose no better.
 WRITE_ONE, STEPWISE_WRITE_ONE = 0.17e-9, 0.085e-9
 
 

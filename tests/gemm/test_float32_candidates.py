@@ -161,14 +161,13 @@ def test_tiles_whose_floats_are_written_one_by_one_are_no_first_choice(shape, la
 )
 def test_the_stage_that_was_measured_to_be_faster_is_the_choice(shape, layout, precision, faster, slower):
     found = [one.stage.name for one in ranked(problem(product_of(*shape, layout), H100, precision))]
-    assert faster[1] < slower[1]
     assert found[0] == faster[0]
     assert slower[0] in found
 
 
 @pytest.mark.parametrize(
     ("pitch", "offset", "expected"),
-    [(64, 0, True), (72, 0, True), (68, 0, False), (61, 0, False), (64, 8, False), (64, 12, False)],
+    [(64, 0, True), (72, 0, True), (68, 0, False), (61, 0, False), (64, 4, False), (64, 8, False), (64, 12, False)],
 )
 def test_rows_or_columns_of_c_that_begin_at_sectors(pitch, offset, expected):
     """The pitch decides, not the number of columns."""

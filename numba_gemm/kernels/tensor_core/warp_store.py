@@ -92,34 +92,35 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
     def for_groups(count, visit):
         """Make a device function that visits all groups of eight columns, `count` at a time.
 
-        ``visit(c, at, alpha, sums, beta, j, rows, cols, lane)`` has the address of a lane's first sum in group j, and
-        the numbers of rows and columns from there on. There are two loops, since the compiler unrolls only short ones.
+        ``visit(c, at, alpha, sums, j, rows, cols, given)`` has the address of a lane's first sum in group j, and the
+        numbers of rows and columns from there on; `given` is beta if C is added, or the lane's role in an exchange.
+        There are two loops, since the compiler unrolls only short ones.
         """
         GROUPS = deep * across
         HALF = GROUPS // (2 * count) * count
 
         @device_function
-        def visit_at(c, start, alpha, sums, beta, j, rows, cols, lane):
+        def visit_at(c, start, alpha, sums, j, rows, cols, given):
             lower, right = j // across * 16, j % across * 8
             at = start + lower * row_step(c) + right * col_step(c)
-            visit(c, at, alpha, sums, beta, j, int32(rows - lower), int32(cols - right), lane)
+            visit(c, at, alpha, sums, j, int32(rows - lower), int32(cols - right), given)
 
         @device_function
-        def visit_all(c, start, alpha, sums, beta, rows, cols, lane):
+        def visit_all(c, start, alpha, sums, rows, cols, given):
             for j in range(0, HALF, count):
-                visit_at(c, start, alpha, sums, beta, j, rows, cols, lane)
+                visit_at(c, start, alpha, sums, j, rows, cols, given)
             for j in range(HALF, GROUPS, count):
-                visit_at(c, start, alpha, sums, beta, j, rows, cols, lane)
+                visit_at(c, start, alpha, sums, j, rows, cols, given)
 
         return visit_all
 
     @device_function
-    def add_pairs(c, at, alpha, sums, beta, j, rows, cols, lane):
+    def add_pairs(c, at, alpha, sums, j, rows, cols, beta):
         add_pair(c, at, alpha, sums, beta, j, 0, 1)
         add_pair(c, at + down * row_step(c), alpha, sums, beta, j, 2, 3)
 
     @device_function
-    def add_floats(c, at, alpha, sums, beta, j, rows, cols, lane):
+    def add_floats(c, at, alpha, sums, j, rows, cols, beta):
         for q in range(4):
             lower, right = q // 2 * down, q % 2
             to = at + lower * row_step(c) + right * col_step(c)
@@ -128,19 +129,19 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
             sums[j, q] = cuda.fma(alpha, sums[j, q], beta * old[0])
 
     @device_function
-    def store_pairs(c, at, alpha, sums, beta, j, rows, cols, lane):
+    def store_pairs(c, at, alpha, sums, j, rows, cols, given):
         global_store(c, at, (alpha * sums[j, 0], alpha * sums[j, 1]))
         global_store(c, at + down * row_step(c), (alpha * sums[j, 2], alpha * sums[j, 3]))
 
     @device_function
-    def store_floats(c, at, alpha, sums, beta, j, rows, cols, lane):
+    def store_floats(c, at, alpha, sums, j, rows, cols, given):
         for q in range(4):
             lower, right = q // 2 * down, q % 2
             to = at + lower * row_step(c) + right * col_step(c)
             global_store1_if(c, to, alpha * sums[j, q], rows > lower and cols > right)
 
     @device_function
-    def store_fours(c, at, alpha, sums, beta, j, rows, cols, odd):
+    def store_fours(c, at, alpha, sums, j, rows, cols, odd):
         """Write two groups: an even lane four elements of the first one, an odd lane of the second one."""
         to = at + (24 if odd else 0)
         for q in range(0, 4, 2):
@@ -170,7 +171,7 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
         )
 
     @device_function
-    def store_32(c, at, alpha, sums, beta, j, rows, cols, quad):
+    def store_32(c, at, alpha, sums, j, rows, cols, quad):
         """Write four groups: the lanes 32 adjacent elements at a time."""
         store_column(c, at, alpha, turned(of_a_row(sums, j, 0), quad), rows, cols > 0)
         lower = at + down * row_step(c)
@@ -181,10 +182,9 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
     store_all_fours, store_all_rows = for_groups(2, store_fours), for_groups(4, store_32)
 
     def rows_at(size):
-        """Make a device function ``(c, row, col)`` that tells whether rows of C are contiguous, and can be accessed.
+        """Make a device function ``(c, row, col)`` that tells whether C allows accesses of `size` bytes by rows.
 
-        Accesses have `size` bytes, and begin in column `col`. The size is no parameter of the device function: a
-        constant one would be compiled as a variable.
+        They begin in column `col`. The size is a constant of the device function: a parameter would be a variable.
         """
 
         @device_function
@@ -198,9 +198,9 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
     @device_function
     def write_aligned(c, row, col, alpha, sums):
         if fours:
-            store_all_fours(c, address_of(c, row, col), alpha, sums, float32(0), 0, 0, col // 2 % 2 != 0)
+            store_all_fours(c, address_of(c, row, col), alpha, sums, 0, 0, col // 2 % 2 != 0)
         else:
-            store_all_pairs(c, address_of(c, row, col), alpha, sums, float32(0), 0, 0, 0)
+            store_all_pairs(c, address_of(c, row, col), alpha, sums, 0, 0, 0)
 
     @device_function
     def write_exchanged(c, row, col, alpha, sums):
@@ -210,12 +210,12 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
         own_col = col + first + 8 * (second + 2 * third)
         rows, cols = elements_from(c.shape[0], own_row), elements_from(c.shape[1], own_col)
         quad = int32(first + 2 * second + 4 * third)
-        store_all_rows(c, address_of(c, own_row, own_col), alpha, sums, float32(0), rows, cols, quad)
+        store_all_rows(c, address_of(c, own_row, own_col), alpha, sums, rows, cols, quad)
 
     @device_function
     def write_floats(c, row, col, alpha, sums):
         rows, cols = elements_from(c.shape[0], row), elements_from(c.shape[1], col)
-        store_all_floats(c, address_of(c, row, col), alpha, sums, float32(0), rows, cols, 0)
+        store_all_floats(c, address_of(c, row, col), alpha, sums, rows, cols, 0)
 
     @device_function
     def write(c, row, col, alpha, sums, inside):
@@ -237,9 +237,9 @@ def warp_store(down: int, below: tuple[int, int, int], across: int, deep: int, t
         if beta != float32(0):  # all of C is read before any of it is written, so that the reads overlap
             start, rows, cols = address_of(c, row, col), elements_from(c.shape[0], row), elements_from(c.shape[1], col)
             if inside and in_pairs(c, row, col):
-                add_all_pairs(c, start, alpha, sums, beta, rows, cols, 0)
+                add_all_pairs(c, start, alpha, sums, rows, cols, beta)
             else:
-                add_all_floats(c, start, alpha, sums, beta, rows, cols, 0)
+                add_all_floats(c, start, alpha, sums, rows, cols, beta)
             alpha = float32(1)
         write(c, row, col, alpha, sums, inside)
 
