@@ -103,7 +103,8 @@ class Layout:
     """Order of an operand's dimensions in memory, outermost first, and distances between elements.
 
     `steps` has a factor per dimension: 1 is dense, 2 leaves every other place free, -1 runs backwards, 0 repeats. `pad`
-    elements follow each line, and `offset` elements lie between a 16-byte boundary and the first one.
+    elements follow each line, or if that is -1, as many as the next multiple of four takes; `offset` elements lie
+    between a 16-byte boundary and the first one.
     """
 
     order: tuple[int, ...]
@@ -123,7 +124,8 @@ class Layout:
             reach = (extent - 1) * strides[axis]
             first, last = first + min(reach, 0), last + max(reach, 0)
             unit *= extent * abs(step) if step else 1
-            unit += self.pad if position == 0 else 0
+            if position == 0:
+                unit += -unit % 4 if self.pad < 0 else self.pad
         start = 2 * MARGIN + self.offset - first
         return start + last + 1 + MARGIN, start, tuple(strides)
 
@@ -237,7 +239,7 @@ class Draw:
         axes = list(range(batch + 2))
         matrix = axes[-2:] if self.chance(0.6) else axes[:-3:-1]
         order, steps = (*axes[:-2], *matrix), [1] * len(axes)
-        pad = self.random.choice((0, 0, 0, 1, 4, 8, 12))
+        pad = self.random.choice((0, 0, 0, -1, -1, 1, 4, 8, 12))
         offset = self.random.choice((0, 0, 0, 0, 1, 2, 4))
         if self.chance(0.4):
             signs = (1, 1, 2, 3) if library == "torch" else (1, 1, 2, 3, -1, -2)

@@ -123,6 +123,10 @@ if SIMULATOR:
         if inside:
             matrix[_element(matrix, address)] = value
 
+    def global_load1_or_zero(matrix, address, inside):
+        """Read one float, or return zero unless ``inside``."""
+        return read_run(matrix, _run(matrix, address, 1))[0] if inside else np.float32(0)
+
     def global_load1(matrix, address):
         """Read one float, as a tuple."""
         return read_run(matrix, _run(matrix, address, 1))
@@ -162,6 +166,15 @@ if SIMULATOR:
         """Start a copy of four consecutive floats to shared memory if ``inside``."""
         if inside:
             _begin_copy(array, to, matrix, address, 4, 4)
+
+    def copy16_within(array, to, matrix, address, inside):
+        """Start a copy of four floats of a column if ``inside``; the last ones may lie between it and the next one."""
+        if inside:
+            row, col = _element(matrix, address)
+            rows = min(matrix.shape[0] - row, 4)
+            if rows < 4 and (col == matrix.shape[1] - 1 or matrix.strides[1] < 4 * (row + 4)):
+                raise IndexError(f"four floats from [{row}, {col}] of a matrix of shape {matrix.shape}")
+            _begin_copy(array, to, matrix, address, rows, 4)
 
     def _begin_copy(array, to, matrix, address, read, count):
         at = _shared_index(array, to, count)
@@ -310,6 +323,16 @@ else:
     global_load4_if = intrinsic(_load4("{ .reg .pred p; " + _LOAD + " }", _FOUR))
 
     @intrinsic
+    def global_load1_or_zero(typingctx, matrix, address, inside):
+        """Read one float, or return zero unless ``inside``."""
+        code = "{ .reg .pred p; mov.f32 $0, 0f00000000; setp.ne.b32 p, $2, 0; @p ld.global.f32 $0, [$1]; }"
+
+        def codegen(context, builder, signature, args):
+            return inline(builder, FLOAT, [args[1], builder.zext(args[2], WORD)], code, "=&f,l,r")
+
+        return types.float32(matrix, types.int64, types.boolean), codegen
+
+    @intrinsic
     def global_store1_if(typingctx, matrix, address, value, inside):
         """Write one float if ``inside``."""
         code = "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p st.global.f32 [$0], $1; }"
@@ -334,43 +357,31 @@ else:
 
         return types.void(matrix, types.int64, types.UniTuple(types.float32, count)), codegen
 
-    def _sized_copy(size, cache):
-        """Return an intrinsic that copies as many bytes as it is told, and zeros up to ``size``."""
+    def _copy(size, cache, otherwise):
+        """Return an intrinsic that copies ``size`` bytes if it is told so, and otherwise "zeros", or "nothing".
 
-        def start(typingctx, array, to, matrix, address, size_read):
+        Otherwise "fewer", it is told how many bytes to copy, and writes zeros in place of the others.
+        """
+        copy = f"cp.async.{cache}.shared.global [$0], [$1], {size}"
+        guarded = "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p " + copy + "; }"
+        code = guarded if otherwise == "nothing" else f"{copy}, $2;"
+        told = types.int32 if otherwise == "fewer" else types.boolean
+
+        def start(typingctx, array, to, matrix, address, read):
             def codegen(context, builder, signature, args):
                 _, to, _, address, read = args
-                code = f"cp.async.{cache}.shared.global [$0], [$1], {size}, $2;"
+                if otherwise == "zeros":  # a source size of 0 reads nothing and writes zeros
+                    read = builder.select(read, ir.Constant(WORD, size), ir.Constant(WORD, 0))
+                elif otherwise == "nothing":
+                    read = builder.zext(read, WORD)
                 inline(builder, NOTHING, [to, address, read], code, "r,l,r,~{memory}")
                 return context.get_dummy_value()
 
-            return types.void(array, types.uint32, matrix, types.int64, types.int32), codegen
+            return types.void(array, types.uint32, matrix, types.int64, told), codegen
 
         return intrinsic(start)
 
-    copy4_of = _sized_copy(4, "ca")
-    copy16_of, copy16_of_cached = _sized_copy(16, "cg"), _sized_copy(16, "ca")
-
-    def _copy(size, cache, zeros):
-        """Return an intrinsic that copies ``size`` bytes if ``inside``; else zeros if ``zeros``, or nothing."""
-        copy = f"cp.async.{cache}.shared.global [$0], [$1], {size}"
-        code = f"{copy}, $2;" if zeros else "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p " + copy + "; }"
-
-        def start(typingctx, array, to, matrix, address, inside):
-            def codegen(context, builder, signature, args):
-                _, to, _, address, inside = args
-                if zeros:  # a source size of 0 reads nothing and writes zeros
-                    how = builder.select(inside, ir.Constant(WORD, size), ir.Constant(WORD, 0))
-                else:
-                    how = builder.zext(inside, WORD)
-                inline(builder, NOTHING, [to, address, how], code, "r,l,r,~{memory}")
-                return context.get_dummy_value()
-
-            return types.void(array, types.uint32, matrix, types.int64, types.boolean), codegen
-
-        return intrinsic(start)
-
-    copy4_or_zero = _copy(4, "ca", zeros=True)
-    copy16_or_zero, copy16_or_zero_cached = (_copy(16, cache, zeros=True) for cache in ("cg", "ca"))
-    copy4_if = _copy(4, "ca", zeros=False)
-    copy16_if = _copy(16, "cg", zeros=False)
+    copy4_of, copy4_or_zero, copy4_if = (_copy(4, "ca", otherwise) for otherwise in ("fewer", "zeros", "nothing"))
+    copy16_of, copy16_or_zero, copy16_if = (_copy(16, "cg", otherwise) for otherwise in ("fewer", "zeros", "nothing"))
+    copy16_of_cached, copy16_or_zero_cached = (_copy(16, "ca", otherwise) for otherwise in ("fewer", "zeros"))
+    copy16_within = copy16_if

@@ -56,17 +56,25 @@ def store_axpby4(c, row, col, alpha, acc, beta):
             store4(c, row, col, axpby4(alpha, acc, beta, load4(c, row, col)))
 
 
-@lru_cache(maxsize=64)
-def masked_store(write):
-    """Return a variant of `store_axpby4` for any extents, by a function that writes like `write4_if`."""
+@device_function
+def store_axpby4_partial(c, row, col, alpha, acc, beta):
+    """Write as `store_axpby4`; the extents of C need not be whole vectors."""
+    inside = row < c.shape[0]
+    values = (alpha * acc[0], alpha * acc[1], alpha * acc[2], alpha * acc[3])
+    if beta != float32(0):
+        values = axpby4(alpha, acc, beta, read4_if(inside, c, row, col))
+    write4_partial(inside, c, row, col, values)
 
-    @device_function
-    def store(c, row, col, alpha, acc, beta):
-        inside = row < c.shape[0]
-        old = read4_if(inside and beta != float32(0), c, row, col)
-        write(inside, c, row, col, axpby4(alpha, acc, beta, old))
 
-    return store
+@device_function
+def store_axpby4_by_floats(c, row, col, alpha, acc, beta):
+    """Write as `store_axpby4`, one by one, to a C of any extents and strides.
+
+    No branch depends on beta: around one, the compiler would not unroll the rows of large thread tiles.
+    """
+    inside = row < c.shape[0]
+    old = read4_if(inside and beta != float32(0), c, row, col)
+    write4_if(inside, c, row, col, axpby4(alpha, acc, beta, old))
 
 
 @lru_cache(maxsize=64)
@@ -81,7 +89,7 @@ def row_store(columns, apart, aligned, partial=False):
     """
     if columns not in (4, 8, 16):
         raise ValueError(f"thread tiles of 4, 8 or 16 columns can be stored, got {columns}")
-    store = store_axpby4 if aligned and not partial else masked_store(write4_partial if partial else write4_if)
+    store = store_axpby4_by_floats if not aligned else store_axpby4_partial if partial else store_axpby4
 
     @device_function
     def store_row(c, row, col, alpha, acc, i, beta):

@@ -18,6 +18,11 @@ Each thread keeps addresses and advances them from tile to tile, so the loop com
 the next. Edges also cost little. Along k, only the first tile of a product is partial (`begin`, which fills with
 zeros); the others are whole (`fetch`). Rows beyond the operand are replaced by its last row, or not copied: they
 contribute only to rows of C that do not exist.
+
+Vectors suit rows that end within one, too, if the rows themselves are aligned (`tails`). A product's first tile then
+takes the last one to four k of all behind its own, float by float where a vector is partial. All other tiles are whole
+and aligned: none reaches the end of a row along k, and what follows a row along mn is the space before the next one,
+whatever it contains.
 """
 
 from __future__ import annotations
@@ -38,6 +43,8 @@ from .address import (
     copy16_if,
     copy16_or_zero,
     copy16_or_zero_cached,
+    copy16_within,
+    global_load1_or_zero,
     global_load4_if,
     global_load4_or_zero,
     global_load4_over_zeros,
@@ -63,9 +70,11 @@ class TileLoader:
     place : ``(x, first, k0, tid, addresses)``
         Compute the addresses for the tile whose first row is `first` and whose first k is `k0`.
     valid : ``(x, first, tid) -> uint32``
-        Number of the thread's copies per k, or per sector of k, that lie inside, for accesses that need this limit.
-    begin : ``(tiles, to, x, addresses, valid, width, tid, staged)``
-        Start loading a partial tile: only its first `width` k exist.
+        Number of the thread's copies per k, or per sector of k, that lie inside, for accesses that need this limit; of
+        `across4`, the number of floats.
+    begin : ``(tiles, to, x, addresses, valid, width, left_out, tid, staged)``
+        Start loading a partial tile: only its first `width` k exist. With tails, `left_out` k precede its last one to
+        four, which begin with a vector; otherwise, `left_out` is 0.
     fetch : ``(tiles, to, x, addresses, valid, more, staged, part)``
         Start loading part `part`, a constant, of a whole tile; nothing is read unless `more`.
     settle : ``(tiles, to, staged)``
@@ -98,21 +107,24 @@ def tile_loader(
     parts: int = 1,
     zeros_first: bool = False,
     cached: bool = False,
+    tails: bool = False,
 ) -> TileLoader:
     """Return the loader of tiles of `extent` rows and `bk` k by `threads` threads; ``covers`` must hold.
 
     A tile is fetched in at most `parts` parts, or in one part if vector accesses load it. With `zeros_first`, values in
     flight take no registers before a product's first tile. If `cached`, vectors of a partial tile come through the L1
-    cache, as single floats do.
+    cache, as single floats do. With `tails`, vector accesses take rows that end within a vector.
     """
     if access not in ACCESSES:
         raise ValueError(f"access is {access!r}; expected one of {', '.join(ACCESSES)}")
     if not covers(access, extent, bk, threads):
         raise ValueError(f"{threads} threads cannot load a tile of {extent} x {bk} with access {access}")
     if access == "along4":
-        return _along4(extent, bk, threads, pitch, global_load4_over_zeros if zeros_first else global_load4_or_zero)
+        return _along4(
+            extent, bk, threads, pitch, global_load4_over_zeros if zeros_first else global_load4_or_zero, tails
+        )
     if access == "across4":
-        return _across4(extent, bk, threads, pitch, copy16_or_zero_cached if cached else copy16_or_zero)
+        return _across4(extent, bk, threads, pitch, copy16_or_zero_cached if cached else copy16_or_zero, tails)
     if access == "across1":
         return _across1(extent, bk, threads, pitch, parts)
     return _along1(extent, bk, threads, pitch, parts, unit=access == "along1")
@@ -128,7 +140,7 @@ def _nothing_to_settle(tiles, to, staged):
     pass
 
 
-def _along4(extent, bk, threads, pitch, load):
+def _along4(extent, bk, threads, pitch, load, tails):
     VECTORS = bk // 4  # vectors per row
     ROWS = threads // VECTORS  # rows that the block loads at a time
     LOADS = extent // ROWS
@@ -144,10 +156,17 @@ def _along4(extent, bk, threads, pitch, load):
             addresses[i] = address_of(x, row, k0 + tid % VECTORS * 4)
 
     @device_function
-    def begin(tiles, to, x, addresses, valid, width, tid, staged):
+    def begin(tiles, to, x, addresses, valid, width, left_out, tid, staged):
+        rest = width - int64(tid % VECTORS * 4)  # k from the thread's vectors on
         for i in range(LOADS):
-            values = load(x, addresses[i], int64(tid % VECTORS * 4) < width)
+            source, inside = addresses[i], rest > int64(0)
+            if tails:
+                inside = rest >= int64(4)
+                source += left_out * col_step(x) if rest <= int64(4) else int64(0)
+            values = load(x, source, inside)
             staged[4 * i], staged[4 * i + 1], staged[4 * i + 2], staged[4 * i + 3] = values
+            for q in range(3 if tails else 0):  # added to zeros: all loads are under way before the first is awaited
+                staged[4 * i + q] += global_load1_or_zero(x, source + 4 * q, not inside and int64(q) < rest)
 
     @device_function
     def fetch(tiles, to, x, addresses, valid, more, staged, part):
@@ -164,10 +183,11 @@ def _along4(extent, bk, threads, pitch, load):
     return TileLoader(LOADS, 4 * LOADS, 1, origin, place, _nothing_valid, begin, fetch, settle)
 
 
-def _across4(extent, bk, threads, pitch, copy):
+def _across4(extent, bk, threads, pitch, copy, tails):
     PER_K = threads // bk  # threads that share a k
     STEP = 4 * PER_K  # floats from one copy of a thread to its next copy
     COPIES = extent // STEP
+    copy_whole = copy16_within if tails else copy16_if
 
     @device_function
     def origin(tid):
@@ -180,20 +200,29 @@ def _across4(extent, bk, threads, pitch, copy):
     @device_function
     def valid(x, first, tid):
         rest = x.shape[0] - int64(first + tid % PER_K * 4)
-        return uint32(min(max(rest + (STEP - 1), int64(0)) // STEP, int64(COPIES)))
+        copies = min(max(rest + (STEP - 1), int64(0)) // STEP, int64(COPIES))
+        return uint32(max(min(rest - (copies - 1) * (STEP - 4), 4 * copies), int64(0)) if tails else 4 * copies)
 
     @device_function
-    def begin(tiles, to, x, addresses, valid, width, tid, staged):
+    def begin(tiles, to, x, addresses, valid, width, left_out, tid, staged):
         here = int64(tid // PER_K) < width
+        source = addresses[0]
+        if tails and int64(tid // PER_K) >= (width - 1) // 4 * 4:
+            source += left_out * col_step(x)
         for j in range(COPIES):
-            inside = here and uint32(j) < valid
-            copy(tiles, uint32(to + 4 * j * STEP), x, addresses[0] + 4 * j * STEP, inside)
+            inside = here and uint32(4 * j + 3) < valid
+            copy(tiles, uint32(to + 4 * j * STEP), x, source + 4 * j * STEP, inside)
+        if tails:
+            behind = uint32(4 * STEP * uint32(valid // uint32(4)))
+            for q in range(3):
+                if uint32(q) < valid % uint32(4):
+                    copy4_or_zero(tiles, uint32(to + behind + 4 * q), x, source + int64(behind) + 4 * q, here)
 
     @device_function
     def fetch(tiles, to, x, addresses, valid, more, staged, part):
         for j in range(COPIES):
-            inside = more and uint32(j) < valid
-            copy16_if(tiles, uint32(to + 4 * j * STEP), x, addresses[0] + 4 * j * STEP, inside)
+            inside = more and uint32(4 * j) < valid
+            copy_whole(tiles, uint32(to + 4 * j * STEP), x, addresses[0] + 4 * j * STEP, inside)
 
     return TileLoader(1, 1, 1, origin, place, valid, begin, fetch, _nothing_to_settle)
 
@@ -219,7 +248,7 @@ def _across1(extent, bk, threads, pitch, parts):
         return uint32(min(max(rest + (LINE - 1), int64(0)) // LINE, int64(COPIES)))
 
     @device_function
-    def begin(tiles, to, x, addresses, valid, width, tid, staged):
+    def begin(tiles, to, x, addresses, valid, width, left_out, tid, staged):
         for r in range(ROUNDS):
             here = int64(tid // LINE + r * AT_ONCE) < width
             for j in range(COPIES):
@@ -267,7 +296,7 @@ def _along1(extent, bk, threads, pitch, parts, unit):
         return uint32(copies) if tid // SECTOR < uint32(ROWS) else uint32(0)
 
     @device_function
-    def begin(tiles, to, x, addresses, valid, width, tid, staged):
+    def begin(tiles, to, x, addresses, valid, width, left_out, tid, staged):
         for i in range(COPIES):
             for r in range(bk // SECTOR):
                 inside = int64(tid % SECTOR + r * SECTOR) < width and uint32(i) < valid

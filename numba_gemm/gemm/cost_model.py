@@ -25,7 +25,7 @@ from ..kernels.ladder.partitions import (
     most_left_out,
     parts_at_once,
 )
-from ..kernels.ladder.stage import LadderStage, TileConfig, stores_partial_vectors
+from ..kernels.ladder.stage import LadderStage, TileConfig, stores_directly
 from ..models.roofline import FP32_LANES_PER_SM
 from .ladder_rates import COMPENSATED, Rate
 
@@ -210,7 +210,7 @@ class Costs:
         arrival = min(FLOAT32_BYTES * runs / CHUNK_RATE, 2 * self._k_tile[1] / config.BK)
         self._arrival = arrival / sm_count if self.in_groups else 0.0
         self._size = FLOAT32_BYTES * config.BM * config.BN
-        by_floats = self.direct or (stores_partial_vectors(config) and not stores_vectors)
+        by_floats = self.direct or (stores_directly(config) and not stores_vectors)
         self._store = BLOCK + self._size / (STORE_FLOATS if by_floats else STORE) + finishing
         if stage.undivided and not stores_vectors:
             self._store *= PARTIAL_SECTORS

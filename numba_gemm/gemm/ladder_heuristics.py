@@ -158,7 +158,7 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     compensated = wanted.precision != IEEE and k > FEW_TERMS
     elements = matrices * m * n
     directly = elements if matrices == 1 and not wanted.epilogue and wanted.precision == IEEE else inf
-    vectors = wanted.vectors, wanted.partial_vectors, stores_vectors
+    vectors = wanted.a_vectors and wanted.b_vectors, wanted.partial_vectors, stores_vectors
     common = stage, wanted.cc, wanted.sm_count, *vectors, compensated
     turns = [(False, m, n, wanted.a_along, wanted.b_along, as_is)]
     if both_ways:

@@ -73,15 +73,15 @@ RATES: dict[tuple[str | int, ...], Rate] = {
     ("thin", 64, 1, 64): Rate(0.0432, alone=17, resident=3, floats=1.04, along=False, first=1450),
     ("thin", 4, 4, 512): Rate(0.103, alone=329, resident=2, floats=1.14, first=1560),
     ("thin", 32, 4, 128): Rate(0.163, alone=345, resident=2, floats=1.15, along=True, first=1660),
-    ("thin", 128, 4, 32): Rate(0.182, alone=12, resident=3, floats=1.15, along=False, first=1780),
+    ("thin", 128, 4, 32): Rate(0.187, alone=12, resident=3, floats=1.15, along=False, first=1780),
     ("thin", 8, 8, 256): Rate(0.197, alone=578, resident=3, floats=1.46, first=1780),
-    ("thin", 64, 8, 64): Rate(0.277, alone=45, resident=2, floats=1.11, along=True, first=2100),
-    ("thin", 64, 16, 64): Rate(0.6, alone=1100, resident=1, floats=1.3, along=True, first=2960),
-    ("thin", 32, 16, 64): Rate(0.387, alone=499, resident=3, floats=1.06, along=False, first=2400),
+    ("thin", 64, 8, 64): Rate(0.287, alone=45, resident=2, floats=1.11, along=True, first=2100),
+    ("thin", 64, 16, 64): Rate(0.62, alone=1100, resident=1, floats=1.3, along=True, first=2960),
+    ("thin", 32, 16, 64): Rate(0.398, alone=499, resident=3, floats=1.06, along=False, first=2400),
     ("thin", 16, 4, 128): Rate(0.153, alone=163, resident=4, floats=1.15, first=1560),
-    ("thin", 16, 16, 128): Rate(0.277, alone=50, resident=3, floats=1.11, first=2160),
-    ("thin", 16, 32, 64): Rate(0.345, alone=507, resident=4, floats=1.1, first=2100),
-    ("thin", 32, 32, 32): Rate(0.436, alone=451, resident=3, floats=1.06, first=2930),
+    ("thin", 16, 16, 128): Rate(0.283, alone=50, resident=3, floats=1.11, first=2160),
+    ("thin", 16, 32, 64): Rate(0.357, alone=507, resident=4, floats=1.1, first=2100),
+    ("thin", 32, 32, 32): Rate(0.44, alone=451, resident=3, floats=1.06, first=2930),
 }
 COMPENSATED = {("thin", 128, 4, 32): Rate(0.207, alone=728, resident=1, floats=2.27, along=False, first=2710)}
 

@@ -122,6 +122,14 @@ def access_of(able: tuple[str, ...], x: Layout, steps: int, any_extent: bool = F
     return "along1" if along and "along1" in able else "across1" if across and "across1" in able else "any"
 
 
+def may_have_tails(x: Layout) -> bool:
+    """Return True if vectors may copy an (mn, k) matrix whose rows or columns end within one, see `tile_loader`.
+
+    What follows a column's last float must lie before the next column.
+    """
+    return x.row_stride != FLOAT32_BYTES or x.rows % 4 == 0 or x.col_stride >= x.rows * FLOAT32_BYTES
+
+
 def dense(order: str, rows: int, cols: int, dtype: str = FLOAT32) -> Layout:
     """Return the layout of an aligned dense matrix that is stored by rows, "N", or by columns, "T"."""
     size = ITEM_BYTES[dtype]

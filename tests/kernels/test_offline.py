@@ -19,7 +19,7 @@ from support.offline import CompilerProcess, offline
 from numba_gemm.device.access import covers
 from numba_gemm.gemm.ladder_rates import RATES
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import TileConfig, Variant, compensates, covering, stores_partial_vectors
+from numba_gemm.kernels.ladder.stage import MOST_PARTIAL, TileConfig, Variant, compensates, covering
 from numba_gemm.kernels.stage import Stage
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 
@@ -126,6 +126,12 @@ def shared_memory_holds_the_tiles_alone(case: Case, code: Code) -> str | None:
     return None if code["shared"] == tiles else f"{code['shared']} bytes of shared memory, expected {tiles}"
 
 
+def lanes_run_in_step(case: Case, code: Code) -> str | None:
+    """The compiler knows that the lanes of a warp do not diverge for good, so loops have uniform registers."""
+    found = code["opcodes"].get("WARPSYNC", 0)
+    return f"{found} WARPSYNC" if found else None
+
+
 RESOURCES = (stays_in_registers, shared_memory_holds_the_tiles_alone)  # what the assembler tells
 CLAIMS = (
     stays_in_registers,
@@ -134,6 +140,7 @@ CLAIMS = (
     accesses_are_as_wide_as_claimed,
     copies_asynchronously_if_claimed,
     shared_memory_holds_the_tiles_alone,
+    lanes_run_in_step,
 )
 Claims = tuple[Callable[[Case, Code], str | None], ...]
 
@@ -245,9 +252,14 @@ def variants(stage: Stage, config: TileConfig) -> list[int | Variant]:
         [access for access in VECTORS if covers(access, extent, config.BK, config.threads)]
         for extent in (config.BM, config.BN)
     )
-    partial = (False, True) if stores_partial_vectors(config) else (False,)
-    stores = [(True, one) for one in partial] + [(False, False)]
-    return [Variant(*accesses, c, c_partial=c_partial) for accesses in product(a, b) for c, c_partial in stores]
+    stores = [(True, False, False), (False, False, False)]  # whether C is aligned and partial, and A or B has tails
+    if config.TN > 1:
+        stores.append((True, True, True) if config.TM * config.TN <= MOST_PARTIAL else (False, False, True))
+    return [
+        Variant(*accesses, c, c_partial=c_partial, tails=tails)
+        for accesses in product(a, b)
+        for c, c_partial, tails in stores
+    ]
 
 
 # For one compute capability after the other: Numba types and lowers a variant once.

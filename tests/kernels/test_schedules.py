@@ -45,13 +45,23 @@ def test_cases_reach_every_access():
         assert {accesses[side] for accesses, _ in reached} == set(ACCESSES)
 
 
-@pytest.mark.parametrize("accesses", ["across4 along4", "along1 along1"])
-def test_small_tiles_store_partial_vectors(accesses):
-    """Rows of C are aligned and end within a vector; A and B are read in vectors, and float by float."""
-    (config,) = filter(ladder_stage.stores_partial_vectors, STREAM_K.configs)
-    for case in (case for case in shared_cases(STREAM_K, config) if case.accesses == accesses):
-        assert variant_of_case(config, case).c_partial
-        assert run_shared(STREAM_K, config, case).ok
+PARTIAL = {  # tile and thread tile, accesses of A and B, whether C has partial vectors
+    "copies of vectors": ((32, 32, 4, 4), "across4 along4", True),
+    "copies of floats": ((32, 32, 4, 4), "along1 along1", True),
+    "most sums": ((64, 64, 8, 8), "across4 along4", True),
+    "most sums, copies of floats": ((64, 64, 8, 8), "along1 along1", False),
+    "more sums": ((128, 128, 8, 16), "across4 along4", False),
+}
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_vectors_that_end_beyond_rows_of_c(name):
+    """Rows of C are aligned and end within a vector."""
+    extents, accesses, partial = PARTIAL[name]
+    (config,) = (one for one in STREAM_K.configs if extents == (one.BM, one.BN, one.TM, one.TN))
+    for case in (case for case in shared_cases(STREAM_K, config) if case.accesses == accesses and not case.epilogue):
+        assert variant_of_case(config, case).c_partial == partial
+        assert config.threads > 64 or run_shared(STREAM_K, config, case).ok
 
 
 # Tiles, k-tiles and blocks; the partition.
@@ -82,7 +92,9 @@ ACCESS_OF = {
     "rows": ((0, 8, 8, 32, 4), (0, 0, 0), "along4"),
     "rows backwards": ((0, 8, 8, -32, 4), (0, 0, 0), "along4"),
     "one row repeated": ((0, 8, 8, 0, 4), (0, 0, 0), "along4"),
-    "rows of 6": ((0, 8, 6, 32, 4), (0, 0, 0), "along1"),
+    "rows of 6": ((0, 8, 6, 32, 4), (0, 0, 0), "along4 tails"),
+    "rows of 6, address": ((8, 8, 6, 32, 4), (0, 0, 0), "along1"),
+    "rows of 6 backwards": ((0, 8, 6, -32, 4), (0, 0, 0), "along4 tails"),
     "9 floats from row to row": ((0, 8, 8, 36, 4), (0, 0, 0), "along1"),
     "address of rows": ((8, 8, 8, 32, 4), (0, 0, 0), "along1"),
     "steps of rows": ((0, 8, 8, 32, 4), (1024, 512, -256), "along4"),
@@ -91,7 +103,11 @@ ACCESS_OF = {
     "inner step of rows": ((0, 8, 8, 32, 4), (1024, 512, 260), "along1"),
     "columns": ((0, 8, 8, 4, 32), (0, 0, 0), "across4"),
     "6 columns": ((0, 8, 6, 4, 32), (0, 0, 0), "across4"),
-    "columns of 6": ((0, 6, 8, 4, 32), (0, 0, 0), "across1"),
+    "columns of 6": ((0, 6, 8, 4, 32), (0, 0, 0), "across4 tails"),
+    "columns of 6, the next one within a vector": ((0, 6, 8, 4, 16), (0, 0, 0), "across1"),
+    "column of 6 repeated": ((0, 6, 8, 4, 0), (0, 0, 0), "across1"),
+    "columns of 6 in reverse order": ((0, 6, 8, 4, -32), (0, 0, 0), "across1"),
+    "columns of 8 in reverse order": ((0, 8, 8, 4, -32), (0, 0, 0), "across4"),
     "9 floats from column to column": ((0, 8, 8, 4, 36), (0, 0, 0), "across1"),
     "address of columns": ((4, 8, 8, 4, 32), (0, 0, 0), "across1"),
     "step of columns": ((0, 8, 8, 4, 32), (0, 0, 8), "across1"),
@@ -130,11 +146,23 @@ def variant_of(a, b, c, *steps):
 
 @pytest.mark.parametrize("case", ACCESS_OF)
 def test_access(case):
-    """Vector accesses need whole vectors per row, and 16-byte boundaries in every matrix of the batch."""
+    """Vector accesses need 16-byte boundaries in every matrix of the batch, and room behind columns with tails."""
     place, steps, access = ACCESS_OF[case]
+    access, tails = access.split()[0], access.endswith("tails")
     of_a, of_b = variant_of(place, ROWS, ROWS, steps, STILL, STILL), variant_of(ROWS, place, ROWS, STILL, steps, STILL)
-    assert (of_a.a, of_a.b, of_a.c_aligned) == (access, "along4", True)
-    assert (of_b.a, of_b.b, of_b.c_aligned) == ("along4", access, True)
+    assert (of_a.a, of_a.b, of_a.c_aligned, of_a.tails) == (access, "along4", True, tails)
+    assert (of_b.a, of_b.b, of_b.c_aligned, of_b.tails) == ("along4", access, True, tails)
+
+
+@pytest.mark.parametrize("layouts", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("config", [config for config in STREAM_K.configs if config.BN > 16], ids=label)
+def test_which_tiles_are_copied_float_by_float(config, layouts):
+    """Vectors of two operands along k take too many registers of small thread tiles."""
+    extents = {"N": (32, 4), "T": (4, 32)}
+    a, b = (Layout(8, 8, *extents[stored]) for stored in layouts)
+    variant = ladder_stage.variant_of(config, Product(a, b, Layout(8, 8, 32, 4)), "ieee")
+    by_floats = (config.BM, config.BN) in ((32, 64), (64, 32)) and layouts == "NT"
+    assert (variant.a[-1], variant.b[-1]) == (("1", "1") if by_floats else ("4", "4"))
 
 
 @pytest.mark.parametrize("case", ALIGNED)
@@ -148,7 +176,7 @@ def test_vector_stores(case):
 @pytest.mark.parametrize("case", ALIGNED)
 def test_vector_stores_of_small_tiles(case, offset, loads):
     """One kernel stores whole and partial vectors beside loads of floats; with an epilogue, floats are stored."""
-    (config,) = filter(ladder_stage.stores_partial_vectors, STREAM_K.configs)
+    (config,) = filter(ladder_stage.stores_directly, STREAM_K.configs)
     place, steps, aligned = ALIGNED[case]
     product = Product(
         placed(offset, 8, 8, 32, 4), placed(*ROWS).transposed, placed(*place), Batch((2, 2, 2), STILL, STILL, steps)

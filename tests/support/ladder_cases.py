@@ -30,11 +30,13 @@ class Place:
     extra: int = 0  # floats between the end of a line and the next line, beyond the guard
     offset: int = 0  # floats before the first line
     step: int = 1  # floats from an element of a line to the next; negative runs both axes backwards
+    aligned: bool = False  # lines are multiples of four floats apart
 
     def view(self, rows: int, cols: int, fill: np.float32) -> tuple[np.ndarray, np.ndarray]:
         """A buffer full of `fill`, and the (rows, cols) view of it, with a guard around each line."""
         lines, length = (cols, rows) if self.by_columns else (rows, cols)
         pitch = length * abs(self.step) + 8 + self.extra
+        pitch += -pitch % 4 if self.aligned else 0
         buffer = np.full(pitch * (lines + 2) + 8 + self.offset, fill, np.float32)
         shift = -(buffer.ctypes.data // 4) % 4  # to the first multiple of 16 bytes
         view = np.lib.stride_tricks.as_strided(

@@ -43,7 +43,7 @@ class Shared:
 
     `shared` is how many blocks have parts of the tiles after the first `whole` ones. A batch is of 2 x 3 x 2 products;
     A is the same along its first dimension, B along its second one. The epilogue adds a vector to each column and
-    takes one from each row.
+    takes one from each row. With tails, lines are aligned, whatever their length.
     """
 
     accesses: str
@@ -53,11 +53,17 @@ class Shared:
     beta: float = 0.0
     batch: bool = False
     epilogue: bool = False
+    tails: bool = False
 
     def __str__(self) -> str:
-        extras = f"{' batch' * self.batch}{' epilogue' * self.epilogue}"
+        extras = f"{' batch' * self.batch}{' epilogue' * self.epilogue}{' tails' * self.tails}"
         partition = f"{self.whole} whole tiles, {self.blocks} blocks"
         return f"{'x'.join(map(str, self.shape))} {self.accesses}, {partition}, beta={self.beta}{extras}"
+
+    @property
+    def places(self) -> list[Place]:
+        """Layouts of A, B and C."""
+        return [replace(place, aligned=self.tails) for place in BY_ACCESS[self.accesses]]
 
 
 def shared_cases(stage: LadderStage, config: TileConfig) -> list[Shared]:
@@ -79,6 +85,8 @@ def shared_cases(stage: LadderStage, config: TileConfig) -> list[Shared]:
         Shared("along4 across4", (bm + 4, bn + 4, 3 * bk + 4), 5, beta=-2.0),
         Shared("along1 across1", (bm + 3, bn - 1, 4 * bk - 1), 3, beta=0.5, epilogue=True),
         Shared("along1 along1", (bm - 1, 2 * bn - 1, bk + 1), 3, beta=-0.5),
+        Shared("across4 along4", (bm + 3, bn - 1, 2 * bk + 3), 4, whole=1, tails=True),
+        Shared("along4 across4", (bm - 2, bn + 1, 2 * bk + 4), 3, beta=0.5, epilogue=True, tails=True),
         # After an even number of terms, the first one that is beyond k is multiplied, too.
         Shared("across1 across1", (bm - 3, bn - 1, 2 * bk + 2), 2),
         Shared("across4 across4", (bm - 4, bn, 2 * bk + 2), 1),
@@ -122,7 +130,7 @@ def run_shared(stage: LadderStage, config: TileConfig, case: Shared, seed: int =
     """Run one case with fresh random operands, C holding NaN where beta is 0, and compare it with float64."""
     m, n, k = case.shape
     alpha = 0.5 if case.beta else 1.0
-    places = BY_ACCESS[case.accesses]
+    places = case.places
     alone = (False, False, False)
     a, b, c = (
         Stack(place, *extents, VARIES[name] if case.batch else alone, fill)
@@ -183,7 +191,7 @@ def variant_of_case(config: TileConfig, case: Shared) -> Variant:
     m, n, k = case.shape
     matrices = [
         Operand.place(*place.view(*extents, NAN)).matrix
-        for place, extents in zip(BY_ACCESS[case.accesses], ((m, k), (k, n), (m, n)))
+        for place, extents in zip(case.places, ((m, k), (k, n), (m, n)))
     ]
     return variant_of(config, product_of(*matrices), IEEE)
 

@@ -61,9 +61,10 @@ def build(config, variant):
             "plain sums": not variant.compensated,
         },
     )
+    TAILS = variant.tails
     # Blocks that share rows or columns read them at the same time, those of one multiprocessor from its L1 cache.
-    a_loader = tile_loader(variant.a, BM, BK, THREADS, A_PITCH, cached=True)
-    b_loader = tile_loader(variant.b, BN, BK, THREADS, B_PITCH, cached=True)
+    a_loader = tile_loader(variant.a, BM, BK, THREADS, A_PITCH, cached=True, tails=TAILS)
+    b_loader = tile_loader(variant.b, BN, BK, THREADS, B_PITCH, cached=True, tails=TAILS)
     A_ADDRESSES, A_STAGED = a_loader.addresses, a_loader.staged
     B_ADDRESSES, B_STAGED = b_loader.addresses, b_loader.staged
     origin_a, place_a, valid_a, begin_a, _, settle_a = a_loader.functions
@@ -134,9 +135,12 @@ def build(config, variant):
 
         left = uint32(partition.k_tiles)
         width = a.shape[1] - (int64(left) - 1) * BK  # only the first tile along k may be partial
+        terms, between = width, int64(0)
+        if TAILS:  # the last one to four terms come with the first tile
+            terms, between = (width - 1) // 4 * 4, a.shape[1] - width
         while left > uint32(0):
-            begin_b(tiles, b_to, y, b_addresses, b_valid, width, tid, b_staged)
-            begin_a(tiles, a_to, x, a_addresses, a_valid, width, tid, a_staged)
+            begin_b(tiles, b_to, y, b_addresses, b_valid, width, between, tid, b_staged)
+            begin_a(tiles, a_to, x, a_addresses, a_valid, width, between, tid, a_staged)
             commit_group()
             settle_a(tiles, a_to, a_staged)
             settle_b(tiles, b_to, b_staged)
@@ -157,10 +161,10 @@ def build(config, variant):
             if left > uint32(0):
                 cuda.syncthreads()  # all threads have read these tiles before the next ones overwrite them
                 for i in range(A_ADDRESSES):
-                    a_addresses[i] += width * col_step(x)
+                    a_addresses[i] += terms * col_step(x)
                 for i in range(B_ADDRESSES):
-                    b_addresses[i] += width * col_step(y)
-                width = int64(BK)
+                    b_addresses[i] += terms * col_step(y)
+                width, terms, between = int64(BK), int64(BK), int64(0)
         store(z, block_row + row, block_col + col, alpha, acc, beta, vectors)
 
     return short_sums

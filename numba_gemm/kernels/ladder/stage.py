@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 from ...device.access import ACCESSES, covers
 from ...device.units import FLOAT32_BYTES, MAX_GRID_Y, OVERLAPPING, RESERVED_SHARED, VECTOR_BYTES, WARP, ceil_div
 from ..code import Code
-from ..product import Layout, Product, access_of
+from ..product import Layout, Product, access_of, may_have_tails
 from ..stage import IEEE, Gpu, Partition, Piece, Stage, cut, require
 from ..step import (
     ALPHA,
@@ -33,7 +34,9 @@ from ..step import (
 from .partitions import MANY_ELEMENTS, MOST_THREADS, PartitionLayout, adds_apart, packed_extents
 
 AT_SCRATCH = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
-SUMS_STAGED = 32  # per thread; from here on, an unaligned C is stored faster through shared memory
+# Sums per thread: from which on an unaligned C is stored faster through shared memory, and up to which an aligned C
+# whose rows end within a vector is stored faster from registers.
+SUMS_STAGED, MOST_PARTIAL = 32, 64
 BUILD_ADD_PARTS = Code("ladder.add_parts")
 SIGNATURE, PLAIN_SIGNATURE = (Code("ladder.signatures", name) for name in ("signature", "plain_signature"))
 DEFAULT_ORDER = "columns"  # the fastest that was measured for thread tiles of 8x16
@@ -159,6 +162,8 @@ class Variant(NamedTuple):
         True for sums whose error does not grow with K, see `numba_gemm.device.compensated`.
     c_partial : bool
         True if C is aligned, and rows may end within a vector.
+    tails : bool
+        True if rows of A or of B may end within a vector of `a` or `b`.
     """
 
     a: str
@@ -168,12 +173,13 @@ class Variant(NamedTuple):
     vectors: int = 0
     compensated: bool = False
     c_partial: bool = False
+    tails: bool = False
 
     @property
     def name(self) -> str:
         """Accesses and alignment in one word."""
         c = ("partial" if self.c_partial else "aligned") if self.c_aligned else "any"
-        word = f"{self.a}_{self.b}_{c}{'_compensated' if self.compensated else ''}"
+        word = f"{self.a}_{self.b}{'_tails' if self.tails else ''}_{c}{'_compensated' if self.compensated else ''}"
         return word if self.epilogue is None else f"{word}_{getattr(self.epilogue, '__name__', 'epilogue')}"
 
 
@@ -188,34 +194,47 @@ def compensates(config: TileConfig) -> bool:
     return sums <= 32 <= config.BN
 
 
-def stores_partial_vectors(config: TileConfig) -> bool:
-    """Return True if a configuration of `stream_k` stores vectors if rows of C end within one.
-
-    Larger tiles are stored as fast float by float, through shared memory.
-    """
+def stores_directly(config: TileConfig) -> bool:
+    """Return True if a configuration of `stream_k` stores the floats of an unaligned C from its registers."""
     return config.lanes_k == 1 and config.TN > 1 and config.TM * config.TN < SUMS_STAGED
+
+
+def copies_floats(config: TileConfig) -> bool:
+    """Return True if a configuration of `stream_k` copies A and B float by float where k is contiguous in both.
+
+    Vectors would pass through registers; beside small thread tiles, more than four per thread take longer.
+    """
+    small = config.TN > 1 and config.TM * config.TN <= SUMS_STAGED
+    return small and 16 * config.threads < (config.BM + config.BN) * config.BK
 
 
 def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     """Return the fastest variant that these operands allow."""
-    batch, of_a, in_lanes = product.batch, covering(config, config.BM), config.lanes_k > 1
+    batch, x, y, in_lanes = product.batch, product.a, product.b.transposed, config.lanes_k > 1
+    of_a, of_b = covering(config, config.BM), covering(config, config.BN)
     if in_lanes and config.BM == 1:  # a row of a large A
         of_a = ("along4", *of_a)
-    a = access_of(of_a, product.a, batch.a[0] | batch.a[1] | batch.a[2], in_lanes)
-    of_b, y = covering(config, config.BN), product.b.transposed
-    b = access_of(of_b, y, batch.b[0] | batch.b[1] | batch.b[2], in_lanes)
+    given = (of_a, x, reduce(or_, batch.a)), (of_b, y, reduce(or_, batch.b))
+    (a, b), tails = (access_of(*one, in_lanes) for one in given), False
+    if not (in_lanes or a[-1] == b[-1] == "4") and may_have_tails(x) and may_have_tails(y):
+        partial_a, partial_b = (access_of(*one, True) for one in given)
+        tails = partial_a[-1] == partial_b[-1] == "4"
+        a, b = (partial_a, partial_b) if tails else (a, b)
     small = config.BM * config.BN <= 64 * 128
     if small and not in_lanes and b[-1] == "1":  # then A by floats, too, and the other way round: fewer kernels
         a = a.replace("4", "1")
     if small and a[-1] == "1":
         b = b.replace("4", "1")
-    floats, whole = small and a[-1] == "1", product.c.cols % 4 == 0
-    aligned = whole and config.TN > 1 and not (in_lanes or floats)  # `short_sums` and `thin` store C by floats
-    partial = (floats or not whole) and product.epilogue is None and stores_partial_vectors(config)
+    floats, whole, in_vectors = small and a[-1] == "1", product.c.cols % 4 == 0, config.TN > 1 and not in_lanes
+    if in_vectors and a == b == "along4" and copies_floats(config):
+        a, b, tails = "along1", "along1", False
+    aligned = in_vectors and whole and not floats  # `short_sums` and `thin` store C by floats
+    partial = stores_directly(config) if floats else in_vectors and not whole and config.TM * config.TN <= MOST_PARTIAL
+    partial = partial and product.epilogue is None
     if not product.c.aligned_rows or (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES:
         aligned = partial = False
     compensated = precision != IEEE and product.k > FEW_TERMS
-    return Variant(a, b, aligned or partial, product.epilogue, len(product.vectors), compensated, partial)
+    return Variant(a, b, aligned or partial, product.epilogue, len(product.vectors), compensated, partial, tails)
 
 
 @lru_cache(maxsize=256)

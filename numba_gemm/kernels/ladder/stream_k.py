@@ -90,8 +90,9 @@ def build(config, variant):
     LARGE = 32 if config.min_blocks >= 8 and not variant.c_aligned else 64
     THROUGH = variant.a == "along4" and variant.b != "across4"
     CROWDED = THROUGH and TM * TN >= LARGE and config.min_blocks > 1
-    a_loader = tile_loader(variant.a, BM, BK, THREADS, A_PITCH, PARTS, CROWDED)
-    b_loader = tile_loader(variant.b, BN, BK, THREADS, B_PITCH, PARTS, CROWDED)
+    TAILS = variant.tails
+    a_loader = tile_loader(variant.a, BM, BK, THREADS, A_PITCH, PARTS, CROWDED, tails=TAILS)
+    b_loader = tile_loader(variant.b, BN, BK, THREADS, B_PITCH, PARTS, CROWDED, tails=TAILS)
     A_ADDRESSES, A_STAGED, A_PARTS = a_loader.addresses, a_loader.staged, a_loader.parts
     B_ADDRESSES, B_STAGED, B_PARTS = b_loader.addresses, b_loader.staged, b_loader.parts
     origin_a, place_a, valid_a, begin_a, fetch_a, settle_a = a_loader.functions
@@ -188,6 +189,12 @@ def build(config, variant):
             if COMPENSATED:
                 clear(total)
             k0, width = first_terms(k, k_tiles, first, BK)
+            terms, between = width, int64(0)
+            if TAILS:  # the sum's last one to four terms come with its first k-tile
+                if first == uint32(0):
+                    terms, between = (width - 1) // 4 * 4, k - width
+                else:
+                    k0 = (k0 - 1) // 4 * 4
             left = uint32(last - first)
             left_out = beyond(width)  # pairs of k-steps beyond k, of the first k-tile
             place_a(x, block_row, k0, tid, a_addresses)
@@ -195,15 +202,15 @@ def build(config, variant):
             # all threads have read the previous piece's fragments, those read ahead at its end and its staged C before
             # these copies overwrite them
             cuda.syncthreads()
-            begin_b(tiles, b_to, y, b_addresses, b_valid, width, tid, b_staged)
-            begin_a(tiles, a_to, x, a_addresses, a_valid, width, tid, a_staged)
+            begin_b(tiles, b_to, y, b_addresses, b_valid, width, between, tid, b_staged)
+            begin_a(tiles, a_to, x, a_addresses, a_valid, width, between, tid, a_staged)
             commit_group()
             settle_a(tiles, a_to, a_staged)
             settle_b(tiles, b_to, b_staged)
             for i in range(A_ADDRESSES):
-                a_addresses[i] += width * col_step(x)
+                a_addresses[i] += terms * col_step(x)
             for i in range(B_ADDRESSES):
-                b_addresses[i] += width * col_step(y)
+                b_addresses[i] += terms * col_step(y)
             wait_group(0)
             cuda.syncthreads()  # all threads' copies and stores are complete before any reads the first tiles
             slot = uint32(0)  # bytes from the first slot to the slot being read
@@ -274,6 +281,8 @@ def build(config, variant):
                     final = int32(1)
                 # no thread reads the parts before thread 0 has counted this block as the last, when all are visible
                 complete = cuda.syncthreads_or(final) != 0
+                if STAGED:  # tell the compiler that lanes agree; else the main loop would not have uniform registers
+                    complete = cuda.all_sync(uint32(0xFFFFFFFF), complete)
                 if complete:
                     if tid == uint32(0):
                         reset(partition, int64(index))

@@ -52,7 +52,7 @@ from ...device.partition import (
 )
 from ...device.published import missing, published_floats
 from ...device.store import element_store
-from ...device.units import ceil_div
+from ...device.units import WARP, ceil_div
 from ...simulator.switch import device_function, hardware_only
 from .stage import require
 
@@ -195,30 +195,32 @@ def build(config, variant):
 
         A thread reads what the thread of the same index in other blocks publishes, so no barrier is needed.
         """
-        if EVEN or tid < uint32(BM * BN):
-            at = int64(slot) * PART + int64(RUN * tid)
-            left = int32(count)
-            while left > int32(0):
-                waiting = True
-                while waiting:
-                    for p in range(AT_ONCE):
-                        for w in range(0, WORDS, RUN):
-                            read(partition, at + (p * PART + w * THREADS), p < left, arrived, p, w)
-                    waiting = False
-                    for p in range(AT_ONCE):
-                        for w in range(WORDS):
-                            waiting = waiting or missing(arrived[p, w])
+        mine = EVEN or tid < uint32(BM * BN)
+        at = int64(slot) * PART + int64(RUN * tid)
+        left = int32(count)
+        while left > int32(0):
+            waiting = True
+            while waiting:
                 for p in range(AT_ONCE):
-                    for i in range(RESULTS):
-                        if COMPENSATED:
-                            results[i] += wide(arrived[p, i]) + wide(arrived[p, i + RESULTS])
-                        else:
-                            results[i] += arrived[p, i]
-                    if p < left:
-                        for w in range(0, WORDS, RUN):
-                            withdraw(partition, at + (p * PART + w * THREADS))
-                at += AT_ONCE * PART
-                left = int32(left - AT_ONCE)
+                    for w in range(0, WORDS, RUN):
+                        read(partition, at + (p * PART + w * THREADS), mine and p < left, arrived, p, w)
+                waiting = False
+                for p in range(AT_ONCE):
+                    for w in range(WORDS):
+                        waiting = waiting or missing(arrived[p, w])
+                if THREADS % WARP == 0:  # lanes wait together; else the main loop would have no uniform registers
+                    waiting = not cuda.all_sync(uint32(0xFFFFFFFF), not waiting)
+            for p in range(AT_ONCE):
+                for i in range(RESULTS):
+                    if COMPENSATED:
+                        results[i] += wide(arrived[p, i]) + wide(arrived[p, i + RESULTS])
+                    else:
+                        results[i] += arrived[p, i]
+                if mine and p < left:
+                    for w in range(0, WORDS, RUN):
+                        withdraw(partition, at + (p * PART + w * THREADS))
+            at += AT_ONCE * PART
+            left = int32(left - AT_ONCE)
 
     @cuda.jit(**hardware_only(launch_bounds=BOUNDS))
     def thin(alpha, a, b, beta, c, partition, vectors):
