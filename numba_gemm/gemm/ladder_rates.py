@@ -81,7 +81,7 @@ RATES: dict[tuple[str | int, ...], Rate] = {
     ("thin", 16, 4, 128): Rate(0.153, alone=163, resident=4, floats=1.15, first=1560),
     ("thin", 16, 16, 128): Rate(0.283, alone=50, resident=3, floats=1.11, first=2160),
     ("thin", 16, 32, 64): Rate(0.357, alone=507, resident=4, floats=1.1, first=2100),
-    ("thin", 32, 32, 32): Rate(0.44, alone=451, resident=3, floats=1.06, first=2930),
+    ("thin", 32, 32, 32): Rate(0.46, alone=451, resident=3, floats=1.06, first=2930),
 }
 COMPENSATED = {("thin", 128, 4, 32): Rate(0.207, alone=728, resident=1, floats=2.27, along=False, first=2710)}
 

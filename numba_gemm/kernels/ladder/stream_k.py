@@ -7,7 +7,8 @@ Idea: basic_stream_k with a tile loader for each of five layouts, which makes tr
     blocks share a tile, another kernel adds their parts (`add_parts`): one block would read one after the other. The
     main loop also multiplies the last k-tile, and switches off its loads by a predicate; that of basic_stream_k
     multiplies it after the loop. The first k-tile, which alone may reach beyond k, leaves out pairs of k-steps beyond
-    it. With few tiles, equal shares are split-K (see `device.partition`).
+    it; it also takes the last terms of rows that end within a vector, so that all other k-tiles are copied by whole
+    vectors. With few tiles, equal shares are split-K (see `device.partition`).
     In "bf16x6", small tiles have sums that are compensated after every six k-steps, see `device.compensated`; blocks do
     not share these.
 Traffic: the same, plus at most two partial tiles per block, written and read.
@@ -15,7 +16,7 @@ Registers and shared memory: those of basic_stream_k, and in "bf16x6" twice the 
 Measured: 56.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.11 of cuBLAS SGEMM and 1.02 times basic_stream_k; 253
     registers per thread, 85.5 % of the FMA pipe, 2.3 % excess shared wavefronts.
 Limits: small products: the launch, the first memory access and the exchange of partial sums take longer than the
-    multiplications, and small tiles read their fragments more often. Odd extents: rows that are not 16-byte aligned are
+    multiplications, and small tiles read their fragments more often. Odd pitches: rows that are not 16-byte aligned are
     copied 4 bytes at a time, in four times as many copies, which large thread tiles spread over the first k-steps; and
     tiles at the edges lie partly outside C. Compute capabilities 8.0 and 8.6: kernels of 64x128 and 128x128 tiles for a
     C that is not 16-byte aligned spill 172 to 988 bytes per thread; from 9.0 on, none spills.
