@@ -72,9 +72,9 @@ class TileLoader:
     valid : ``(x, first, tid) -> uint32``
         Number of the thread's copies per k, or per sector of k, that lie inside, for accesses that need this limit; of
         `across4`, the number of floats.
-    begin : ``(tiles, to, x, addresses, valid, width, between, tid, staged)``
-        Start loading a partial tile: only its first `width` k exist. With tails, `between` k lie before its last one to
-        four, which begin with a vector; otherwise, it is 0.
+    begin : ``(tiles, to, x, addresses, valid, width, gap, tid, staged)``
+        Start loading a partial tile: only its first `width` k exist. With tails, its last one to four are `gap` k
+        further on, where a vector begins; otherwise, `gap` is 0.
     fetch : ``(tiles, to, x, addresses, valid, more, staged, part)``
         Start loading part `part`, a constant, of a whole tile; nothing is read unless `more`.
     settle : ``(tiles, to, staged)``
@@ -156,13 +156,13 @@ def _along4(extent, bk, threads, pitch, load, tails):
             addresses[i] = address_of(x, row, k0 + tid % VECTORS * 4)
 
     @device_function
-    def begin(tiles, to, x, addresses, valid, width, between, tid, staged):
+    def begin(tiles, to, x, addresses, valid, width, gap, tid, staged):
         rest = width - int64(tid % VECTORS * 4)  # k from the thread's vectors on
         for i in range(LOADS):
             source, inside = addresses[i], rest > int64(0)
             if tails:
                 inside = rest >= int64(4)
-                source += between * col_step(x) if rest <= int64(4) else int64(0)
+                source += gap * col_step(x) if rest <= int64(4) else int64(0)
             values = load(x, source, inside)
             staged[4 * i], staged[4 * i + 1], staged[4 * i + 2], staged[4 * i + 3] = values
             for q in range(3 if tails else 0):  # added to zeros: all loads are under way before the first is awaited
@@ -204,11 +204,11 @@ def _across4(extent, bk, threads, pitch, copy, tails):
         return uint32(max(min(rest - (copies - 1) * (STEP - 4), 4 * copies), int64(0)) if tails else 4 * copies)
 
     @device_function
-    def begin(tiles, to, x, addresses, valid, width, between, tid, staged):
+    def begin(tiles, to, x, addresses, valid, width, gap, tid, staged):
         here = int64(tid // PER_K) < width
         source = addresses[0]
         if tails and int64(tid // PER_K) >= (width - 1) // 4 * 4:
-            source += between * col_step(x)
+            source += gap * col_step(x)
         for j in range(COPIES):
             inside = here and uint32(4 * j + 3) < valid
             copy(tiles, uint32(to + 4 * j * STEP), x, source + 4 * j * STEP, inside)
@@ -248,7 +248,7 @@ def _across1(extent, bk, threads, pitch, parts):
         return uint32(min(max(rest + (LINE - 1), int64(0)) // LINE, int64(COPIES)))
 
     @device_function
-    def begin(tiles, to, x, addresses, valid, width, between, tid, staged):
+    def begin(tiles, to, x, addresses, valid, width, gap, tid, staged):
         for r in range(ROUNDS):
             here = int64(tid // LINE + r * AT_ONCE) < width
             for j in range(COPIES):
@@ -296,7 +296,7 @@ def _along1(extent, bk, threads, pitch, parts, unit):
         return uint32(copies) if tid // SECTOR < uint32(ROWS) else uint32(0)
 
     @device_function
-    def begin(tiles, to, x, addresses, valid, width, between, tid, staged):
+    def begin(tiles, to, x, addresses, valid, width, gap, tid, staged):
         for i in range(COPIES):
             for r in range(bk // SECTOR):
                 inside = int64(tid % SECTOR + r * SECTOR) < width and uint32(i) < valid

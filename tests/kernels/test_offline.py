@@ -127,8 +127,8 @@ def shared_memory_holds_the_tiles_alone(case: Case, code: Code) -> str | None:
 
 
 def lanes_run_in_step(case: Case, code: Code) -> str | None:
-    """The compiler knows that the lanes of a warp do not diverge for good, so loops have uniform registers."""
-    found = code["opcodes"].get("WARPSYNC", 0)
+    """From 9.0 on, the compiler knows that a warp's lanes do not diverge for good; loops have uniform registers."""
+    found = code["opcodes"].get("WARPSYNC", 0) if case.cc >= (9, 0) else 0
     return f"{found} WARPSYNC" if found else None
 
 

@@ -135,12 +135,12 @@ def build(config, variant):
 
         left = uint32(partition.k_tiles)
         width = a.shape[1] - (int64(left) - 1) * BK  # only the first tile along k may be partial
-        terms, between = width, int64(0)
+        terms, gap = width, int64(0)
         if TAILS:  # the last one to four terms come with the first tile
-            terms, between = (width - 1) // 4 * 4, a.shape[1] - width
+            terms, gap = (width - 1) // 4 * 4, a.shape[1] - width
         while left > uint32(0):
-            begin_b(tiles, b_to, y, b_addresses, b_valid, width, between, tid, b_staged)
-            begin_a(tiles, a_to, x, a_addresses, a_valid, width, between, tid, a_staged)
+            begin_b(tiles, b_to, y, b_addresses, b_valid, width, gap, tid, b_staged)
+            begin_a(tiles, a_to, x, a_addresses, a_valid, width, gap, tid, a_staged)
             commit_group()
             settle_a(tiles, a_to, a_staged)
             settle_b(tiles, b_to, b_staged)
@@ -164,7 +164,7 @@ def build(config, variant):
                     a_addresses[i] += terms * col_step(x)
                 for i in range(B_ADDRESSES):
                     b_addresses[i] += terms * col_step(y)
-                width, terms, between = int64(BK), int64(BK), int64(0)
+                width, terms, gap = int64(BK), int64(BK), int64(0)
         store(z, block_row + row, block_col + col, alpha, acc, beta, vectors)
 
     return short_sums

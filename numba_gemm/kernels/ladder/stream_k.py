@@ -190,10 +190,10 @@ def build(config, variant):
             if COMPENSATED:
                 clear(total)
             k0, width = first_terms(k, k_tiles, first, BK)
-            terms, between = width, int64(0)
+            terms, gap = width, int64(0)
             if TAILS:  # the sum's last one to four terms come with its first k-tile
                 if first == uint32(0):
-                    terms, between = (width - 1) // 4 * 4, k - width
+                    terms, gap = (width - 1) // 4 * 4, k - width
                 else:
                     k0 = (k0 - 1) // 4 * 4
             left = uint32(last - first)
@@ -203,8 +203,8 @@ def build(config, variant):
             # all threads have read the previous piece's fragments, those read ahead at its end and its staged C before
             # these copies overwrite them
             cuda.syncthreads()
-            begin_b(tiles, b_to, y, b_addresses, b_valid, width, between, tid, b_staged)
-            begin_a(tiles, a_to, x, a_addresses, a_valid, width, between, tid, a_staged)
+            begin_b(tiles, b_to, y, b_addresses, b_valid, width, gap, tid, b_staged)
+            begin_a(tiles, a_to, x, a_addresses, a_valid, width, gap, tid, a_staged)
             commit_group()
             settle_a(tiles, a_to, a_staged)
             settle_b(tiles, b_to, b_staged)
