@@ -168,7 +168,7 @@ if SIMULATOR:
             _begin_copy(array, to, matrix, address, 4, 4)
 
     def copy16_within(array, to, matrix, address, inside):
-        """Start a copy of four floats of a column if ``inside``; the last ones may lie between it and the next one."""
+        """Start a copy of four floats of a column if ``inside``; the last ones may lie between two columns."""
         if inside:
             row, col = _element(matrix, address)
             rows = min(matrix.shape[0] - row, 4)
@@ -358,9 +358,9 @@ else:
         return types.void(matrix, types.int64, types.UniTuple(types.float32, count)), codegen
 
     def _copy(size, cache, otherwise):
-        """Return an intrinsic that copies ``size`` bytes if it is told so, and otherwise "zeros", or "nothing".
+        """Return an intrinsic that copies ``size`` bytes if it is told so, and if not, "zeros" or "nothing".
 
-        Otherwise "fewer", it is told how many bytes to copy, and writes zeros in place of the others.
+        If ``otherwise`` is "fewer", it is told how many bytes to copy, and writes zeros in place of the others.
         """
         copy = f"cp.async.{cache}.shared.global [$0], [$1], {size}"
         guarded = "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p " + copy + "; }"

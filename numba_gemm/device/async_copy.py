@@ -22,6 +22,10 @@ if SIMULATOR:
         """Groups of this thread's copies in flight, oldest first; the last group is still open."""
         return thread_state().setdefault("async_groups", [[]])
 
+    def _targets():
+        """Where this thread's open group of copies writes."""
+        return thread_state().setdefault("async_targets", set())
+
     def _start(tile, tile_row, tile_col, inside, matrix, row, col, count):
         to = address(tile) + int(tile_row) * tile.strides[0] + int(tile_col) * tile.strides[1]
         if to % (4 * count):
@@ -40,7 +44,14 @@ if SIMULATOR:
         start_copy(tile, [(tile_row, tile_col + i) for i in range(count)], matrix, sources)
 
     def start_copy(target, targets, source, sources):
-        """Start a copy of consecutive elements, with zeros where sources are missing; it lands at the wait."""
+        """Start a copy of consecutive elements, with zeros where sources are missing; it lands at the wait.
+
+        Two copies of a group are not ordered, so they may not have a target in common.
+        """
+        places, taken = {(id(target), place) for place in targets}, _targets()
+        if not places.isdisjoint(taken):
+            raise ValueError(f"two copies of one group to the same place in shared memory: {list(targets)}")
+        taken |= places
         _groups()[-1].append(Copy(target, targets, source, sources))
 
     def cp_async4(tile, tile_row, tile_col, inside, matrix, row, col):
@@ -58,6 +69,7 @@ if SIMULATOR:
     def commit_group():
         """Close the group of copies started since the last call."""
         _groups().append([])
+        _targets().clear()
 
     def wait_group(newest):
         """Wait until at most the ``newest`` groups of this thread are in flight."""

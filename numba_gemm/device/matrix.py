@@ -6,8 +6,9 @@ arithmetic hides from the compiler that the memory is global (it emits generic L
 count from the end (two more instructions per index). A `MatrixType` index must not be negative, and nothing is
 checked.
 
-A matrix whose type is `aligned` promises unit column stride, rows and a first element at multiples of 16 bytes, and a
-multiple of four columns. `vector.load4` needs that, and each address takes one multiplication less.
+A matrix whose type is `aligned` promises unit column stride, and rows and a first element at multiples of 16 bytes.
+`vector.load4` needs that, and each address takes one multiplication less. Rows are whole vectors of four, unless the
+kernel is for rows that end within one.
 """
 
 from __future__ import annotations

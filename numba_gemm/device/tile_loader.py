@@ -20,9 +20,9 @@ zeros); the others are whole (`fetch`). Rows beyond the operand are replaced by 
 contribute only to rows of C that do not exist.
 
 Vectors suit rows that end within one, too, if the rows themselves are aligned (`tails`). A product's first tile then
-takes the last one to four k of all behind its own, float by float where a vector is partial. All other tiles are whole
-and aligned: none reaches the end of a row along k, and what follows a row along mn is the space before the next one,
-whatever it contains.
+takes the last one to four k of the sum behind its own; floats of partial vectors are copied one by one. All other tiles
+are whole and aligned: none reaches the end of a row along k, and what follows a row along mn is the space before the
+next one, whatever it contains.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class TileLoader:
     place : ``(x, first, k0, tid, addresses)``
         Compute the addresses for the tile whose first row is `first` and whose first k is `k0`.
     valid : ``(x, first, tid) -> uint32``
-        Number of the thread's copies per k, or per sector of k, that lie inside, for accesses that need this limit; of
-        `across4`, the number of floats.
+        Number of the thread's copies per k, or per sector of k, that lie inside, for accesses that need this limit; for
+        `across4`, four times that number, or with tails, the number of their floats.
     begin : ``(tiles, to, x, addresses, valid, width, gap, tid, staged)``
-        Start loading a partial tile: only its first `width` k exist. With tails, its last one to four are `gap` k
-        further on, where a vector begins; otherwise, `gap` is 0.
+        Start loading a partial tile: only its first `width` k exist. Its last one to four are `gap` k further on, 0 for
+        all but the first of several tiles of a sum with tails.
     fetch : ``(tiles, to, x, addresses, valid, more, staged, part)``
         Start loading part `part`, a constant, of a whole tile; nothing is read unless `more`.
     settle : ``(tiles, to, staged)``
@@ -211,12 +211,14 @@ def _across4(extent, bk, threads, pitch, copy, tails):
             source += gap * col_step(x)
         for j in range(COPIES):
             inside = here and uint32(4 * j + 3) < valid
-            copy(tiles, uint32(to + 4 * j * STEP), x, source + 4 * j * STEP, inside)
+            # not a partial vector: the order of two copies of a group to the same place is undefined
+            if not tails or inside or not here or valid <= uint32(4 * j):
+                copy(tiles, uint32(to + 4 * j * STEP), x, source + 4 * j * STEP, inside)
         if tails:
             behind = uint32(4 * STEP * uint32(valid // uint32(4)))
             for q in range(3):
-                if uint32(q) < valid % uint32(4):
-                    copy4_or_zero(tiles, uint32(to + behind + 4 * q), x, source + int64(behind) + 4 * q, here)
+                inside = here and uint32(q) < valid % uint32(4)
+                copy4_if(tiles, uint32(to + behind + 4 * q), x, source + int64(behind) + 4 * q, inside)
 
     @device_function
     def fetch(tiles, to, x, addresses, valid, more, staged, part):

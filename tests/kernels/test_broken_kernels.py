@@ -240,6 +240,8 @@ MUTATIONS = [
     ("stream_k", "tile_loader", "rest - (copies - 1) * (STEP - 4)", "4 * copies", 0),
     ("stream_k", "tile_loader", "uint32(q) < valid % uint32(4)", "uint32(q + 1) < valid % uint32(4)", 0),
     ("stream_k", "tile_loader", "uint32(q) < valid % uint32(4)", "True", 0),
+    ("stream_k", "tile_loader", "if not tails or inside or not here or valid <= uint32(4 * j)", "if True", 0),
+    ("stream_k", "tile_loader", "or not here or valid <=", "or valid <=", 0),
     ("stream_k", "tile_loader", "copy16_within if tails else copy16_if", "copy16_if", 0),
     ("stream_k", "stage", "(width - 1) // 4 * 4, k - width", "(width - 1) // 4 * 4, int64(0)", 0),
     ("stream_k", "stage", "(width - 1) // 4 * 4, k - width", "width, k - width", 0),

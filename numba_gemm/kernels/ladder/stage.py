@@ -34,9 +34,8 @@ from ..step import (
 from .partitions import MANY_ELEMENTS, MOST_THREADS, PartitionLayout, adds_apart, packed_extents
 
 AT_SCRATCH = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
-# Sums per thread: from which on an unaligned C is stored faster through shared memory, and up to which an aligned C
-# whose rows end within a vector is stored faster from registers.
-SUMS_STAGED, MOST_PARTIAL = 32, 64
+SUMS_STAGED = 32  # per thread; from here on, an unaligned C is stored faster through shared memory
+MOST_PARTIAL = 64  # sums per thread, up to which an aligned C whose rows end within a vector is stored from registers
 BUILD_ADD_PARTS = Code("ladder.add_parts")
 SIGNATURE, PLAIN_SIGNATURE = (Code("ladder.signatures", name) for name in ("signature", "plain_signature"))
 DEFAULT_ORDER = "columns"  # the fastest that was measured for thread tiles of 8x16
