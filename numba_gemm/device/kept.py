@@ -6,7 +6,10 @@ cheap values in every iteration of a loop, which costs instructions where regist
 `product` is computed where it is used. Otherwise, the compiler would compute many products long before, and hold all of
 them in registers.
 
-PTX ISA: "shfl.sync", "mul".
+`in_step` keeps the lanes of a warp together that branch on a condition. Otherwise, unless the compiler knows that they
+agree, it takes them for apart from there on, and main loops have no uniform registers.
+
+PTX ISA: "shfl.sync", "mul", "vote.sync".
 """
 
 from __future__ import annotations
@@ -23,11 +26,23 @@ if SIMULATOR:
         """Return ``x * y``, which the compiler must compute in place."""
         return x * y
 
+    def in_step(condition):
+        """Return the condition, on the hardware whether it holds for any lane of the warp; all lanes must take part."""
+        return condition
+
 else:
+    from numba import cuda, uint32
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
+    from ..simulator.switch import device_function
     from .address import FLOAT, WORD, inline
+
+    def _in_any_lane(condition):
+        """Return whether a condition holds for any lane of the warp, which must all take part."""
+        return cuda.any_sync(uint32(0xFFFFFFFF), condition)
+
+    in_step = device_function(_in_any_lane)
 
     @intrinsic
     def pinned(typingctx, value):

@@ -29,7 +29,7 @@ from ...device.address import col_step, shared_address, shared_load4, transposed
 from ...device.async_copy import commit_group, wait_group
 from ...device.compensated import compensated_sums, plain_sums
 from ...device.grid_order import let_next_start, nothing
-from ...device.kept import pinned
+from ...device.kept import in_step, pinned
 from ...device.matrix import shifted
 from ...device.outer_product import outer_product
 from ...device.partition import (
@@ -282,8 +282,8 @@ def build(config, variant):
                     final = int32(1)
                 # no thread reads the parts before thread 0 has counted this block as the last, when all are visible
                 complete = cuda.syncthreads_or(final) != 0
-                if STAGED:  # tell the compiler that lanes agree; else the main loop would not have uniform registers
-                    complete = cuda.all_sync(uint32(0xFFFFFFFF), complete)
+                if STAGED:
+                    complete = in_step(complete)
                 if complete:
                     if tid == uint32(0):
                         reset(partition, int64(index))

@@ -40,7 +40,7 @@ from ...device.address import (
 from ...device.async_copy import commit_group, wait_group
 from ...device.chunk_loader import chunk_loader
 from ...device.compensated import compensated_sums
-from ...device.kept import pinned
+from ...device.kept import in_step, pinned
 from ...device.matrix import shifted
 from ...device.partition import (
     batch_place,
@@ -208,8 +208,8 @@ def build(config, variant):
                 for p in range(AT_ONCE):
                     for w in range(WORDS):
                         waiting = waiting or missing(arrived[p, w])
-                if THREADS % WARP == 0:  # lanes wait together; else the main loop would have no uniform registers
-                    waiting = not cuda.all_sync(uint32(0xFFFFFFFF), not waiting)
+                if THREADS % WARP == 0:
+                    waiting = in_step(waiting)
             for p in range(AT_ONCE):
                 for i in range(RESULTS):
                     if COMPENSATED:
