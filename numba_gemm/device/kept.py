@@ -14,7 +14,14 @@ PTX ISA: "shfl.sync", "mul", "vote.sync".
 
 from __future__ import annotations
 
-from ..simulator.switch import SIMULATOR
+from ..simulator.switch import SIMULATOR, device_function
+
+
+@device_function
+def as_is(condition):
+    """Return a condition; where the compiler knows that lanes agree, in place of `in_step`."""
+    return condition
+
 
 if SIMULATOR:
 
@@ -35,7 +42,6 @@ else:
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    from ..simulator.switch import device_function
     from .address import FLOAT, WORD, inline
 
     def _in_any_lane(condition):

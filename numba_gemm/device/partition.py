@@ -189,6 +189,30 @@ def first_terms(k, k_tiles, first, BK):
     return k0, width
 
 
+@lru_cache(maxsize=64)
+def first_k_tile(BK, tails):
+    """Return a device function ``(k, k_tiles, first)`` that says how a piece of a sum begins.
+
+    It returns where the piece begins, the terms of its first k-tile, those of them that precede the second k-tile, and
+    how far behind these the others begin: with `tails`, the last one to four terms come with a sum's first k-tile, see
+    `tile_loader`.
+    """
+
+    @device_function
+    def without_tails(k, k_tiles, first):
+        k0, width = first_terms(k, k_tiles, first, BK)
+        return k0, width, width, int64(0)
+
+    @device_function
+    def with_tails(k, k_tiles, first):
+        k0, width = first_terms(k, k_tiles, first, BK)
+        if first == uint32(0):
+            return k0, width, (width - 1) // 4 * 4, k - width
+        return (k0 - 1) // 4 * 4, width, width, int64(0)
+
+    return with_tails if tails else without_tails
+
+
 @device_function
 def parts_in_group(parts):
     """Number of parts of a sum that one block adds, at least 16; a sum has at most 32 such groups."""

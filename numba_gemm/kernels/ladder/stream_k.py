@@ -29,13 +29,13 @@ from ...device.address import col_step, shared_address, shared_load4, transposed
 from ...device.async_copy import commit_group, wait_group
 from ...device.compensated import compensated_sums, plain_sums
 from ...device.grid_order import let_next_start, nothing
-from ...device.kept import in_step, pinned
+from ...device.kept import as_is, in_step, pinned
 from ...device.matrix import shifted
 from ...device.outer_product import outer_product
 from ...device.partition import (
     arrive,
     batch_place,
-    first_terms,
+    first_k_tile,
     member_of,
     owner,
     part_slot,
@@ -91,9 +91,9 @@ def build(config, variant):
     LARGE = 32 if config.min_blocks >= 8 and not variant.c_aligned else 64
     THROUGH = variant.a == "along4" and variant.b != "across4"
     CROWDED = THROUGH and TM * TN >= LARGE and config.min_blocks > 1
-    TAILS = variant.tails
-    a_loader = tile_loader(variant.a, BM, BK, THREADS, A_PITCH, PARTS, CROWDED, tails=TAILS)
-    b_loader = tile_loader(variant.b, BN, BK, THREADS, B_PITCH, PARTS, CROWDED, tails=TAILS)
+    begin_sum = first_k_tile(BK, variant.tails)
+    a_loader = tile_loader(variant.a, BM, BK, THREADS, A_PITCH, PARTS, CROWDED, tails=variant.tails)
+    b_loader = tile_loader(variant.b, BN, BK, THREADS, B_PITCH, PARTS, CROWDED, tails=variant.tails)
     A_ADDRESSES, A_STAGED, A_PARTS = a_loader.addresses, a_loader.staged, a_loader.parts
     B_ADDRESSES, B_STAGED, B_PARTS = b_loader.addresses, b_loader.staged, b_loader.parts
     origin_a, place_a, valid_a, begin_a, fetch_a, settle_a = a_loader.functions
@@ -111,6 +111,7 @@ def build(config, variant):
     store_row = row_store(TN, 4 * LANES_N, variant.c_aligned, variant.c_partial)
     # Without an epilogue, small tiles are stored faster directly.
     STAGED = variant.epilogue is not None or (not variant.c_aligned and TM * TN >= SUMS_STAGED)
+    agree = in_step if STAGED else as_is
 
     @device_function
     def read_fragments(tiles, a_at, b_at, p, a_frag, b_frag):
@@ -189,13 +190,7 @@ def build(config, variant):
                     acc[i, j] = float32(0)
             if COMPENSATED:
                 clear(total)
-            k0, width = first_terms(k, k_tiles, first, BK)
-            terms, gap = width, int64(0)
-            if TAILS:  # the sum's last one to four terms come with its first k-tile
-                if first == uint32(0):
-                    terms, gap = (width - 1) // 4 * 4, k - width
-                else:
-                    k0 = (k0 - 1) // 4 * 4
+            k0, width, terms, gap = begin_sum(k, k_tiles, first)
             left = uint32(last - first)
             left_out = beyond(width)  # pairs of k-steps beyond k, of the first k-tile
             place_a(x, block_row, k0, tid, a_addresses)
@@ -281,9 +276,7 @@ def build(config, variant):
                 if counts and arrive(partition, int64(index)) == int64(parts) - 1:
                     final = int32(1)
                 # no thread reads the parts before thread 0 has counted this block as the last, when all are visible
-                complete = cuda.syncthreads_or(final) != 0
-                if STAGED:
-                    complete = in_step(complete)
+                complete = agree(cuda.syncthreads_or(final) != 0)
                 if complete:
                     if tid == uint32(0):
                         reset(partition, int64(index))
@@ -304,11 +297,10 @@ def build(config, variant):
                         q = uint32(q + AT_ONCE)
             if complete:
                 if STAGED:
-                    at_warp = uint32(start + 4 * WARP_FLOATS * warp)
-                    block_row += warp // (BN // WN) * WM
-                    block_col += warp % (BN // WN) * WN
+                    c_row, c_col = block_row + warp // (BN // WN) * WM, block_col + warp % (BN // WN) * WN
                     cuda.syncthreads()  # all threads have read the last fragments before C is staged over them
-                    store_tile(tiles, at_warp, lane, z, block_row, block_col, alpha, acc, beta, vectors)
+                    at_warp = uint32(start + 4 * WARP_FLOATS * warp)
+                    store_tile(tiles, at_warp, lane, z, c_row, c_col, alpha, acc, beta, vectors)
                 else:
                     for i in range(TM):
                         c_row = block_row + row + i // 4 * (4 * LANES_M) + i % 4
