@@ -377,8 +377,8 @@ MUTATIONS = [
     ("stream_k", "store", "cuda.syncwarp()", "pass", 1),
     ("stream_k", "store", "staged // DEPTH * 4 + staged % DEPTH", "staged // DEPTH * 4", 0),
     ("stream_k", "store", "i // 4 * (4 * LANES_M) + i % 4", "i // 4 * (4 * LANES_M)", 0),
-    ("stream_k", "stage", "block_row += warp // (BN // WN) * WM", "block_row += 0", 0),
-    ("stream_k", "stage", "block_row += warp // (BN // WN) * WM", "block_row += warp % (BN // WN) * WM", 0),
+    ("stream_k", "stage", "block_row + warp // (BN // WN) * WM", "block_row", 0),
+    ("stream_k", "stage", "block_row + warp // (BN // WN) * WM", "block_row + warp % (BN // WN) * WM", 0),
     # terms, rows and columns of short_sums
     ("short_sums", "stage", "uint32(width) + uint32(STEPS - 1)", "uint32(width)", 0),
     ("short_sums", "stage", "terms * col_step(x)", "BK * col_step(x)", 0),
@@ -424,7 +424,7 @@ FOUND_BY = {
     "uint32(mine // most)": 9,
     "uint32(apart * most)": 9,
     "begin + min(uint32(q + p), uint32(count - 1))": 9,
-    "block_row += warp // (BN // WN) * WM": 9,
+    "block_row + warp // (BN // WN) * WM": 9,
     "int64(4 * SECTOR) if unit else SECTOR * col_step(x)": 10,
 }
 
