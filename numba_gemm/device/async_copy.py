@@ -23,7 +23,7 @@ if SIMULATOR:
         return thread_state().setdefault("async_groups", [[]])
 
     def _targets():
-        """Where this thread's open group of copies writes."""
+        """Places that this thread's open group of copies writes."""
         return thread_state().setdefault("async_targets", set())
 
     def _start(tile, tile_row, tile_col, inside, matrix, row, col, count):

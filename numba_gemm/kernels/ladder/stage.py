@@ -203,8 +203,7 @@ def copies_floats(config: TileConfig) -> bool:
 
     Vectors would pass through registers; beside small thread tiles, more than four per thread take longer.
     """
-    small = config.TN > 1 and config.TM * config.TN <= SUMS_STAGED
-    return small and 16 * config.threads < (config.BM + config.BN) * config.BK
+    return config.TM * config.TN <= SUMS_STAGED and 16 * config.threads < (config.BM + config.BN) * config.BK
 
 
 def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:

@@ -111,7 +111,7 @@ def build(config, variant):
     store_row = row_store(TN, 4 * LANES_N, variant.c_aligned, variant.c_partial)
     # Without an epilogue, small tiles are stored faster directly.
     STAGED = variant.epilogue is not None or (not variant.c_aligned and TM * TN >= SUMS_STAGED)
-    agree = in_step if STAGED else as_is
+    agree = in_step if STAGED else as_is  # `syncwarp` follows where C is staged
 
     @device_function
     def read_fragments(tiles, a_at, b_at, p, a_frag, b_frag):

@@ -193,7 +193,8 @@ def build(config, variant):
     def add_published(partition, slot, count, tid, results, arrived):
         """Add what is published in `count` slots, in their order, to this block's results.
 
-        A thread reads what the thread of the same index in other blocks publishes, so no barrier is needed.
+        A thread reads what the thread of the same index in other blocks publishes, so no barrier is needed. Threads
+        without a sum read nothing, and wait with their warp.
         """
         mine = EVEN or tid < uint32(BM * BN)
         at = int64(slot) * PART + int64(RUN * tid)
@@ -208,7 +209,7 @@ def build(config, variant):
                 for p in range(AT_ONCE):
                     for w in range(WORDS):
                         waiting = waiting or missing(arrived[p, w])
-                if THREADS % WARP == 0:
+                if THREADS % WARP == 0:  # whole warps, except in configurations for the simulator
                     waiting = in_step(waiting)
             for p in range(AT_ONCE):
                 for i in range(RESULTS):
