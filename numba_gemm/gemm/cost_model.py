@@ -27,7 +27,7 @@ from ..kernels.ladder.partitions import (
 )
 from ..kernels.ladder.stage import LadderStage, TileConfig, stores_directly
 from ..models.roofline import FP32_LANES_PER_SM
-from .ladder_rates import COMPENSATED, Rate
+from .ladder_rates import Rate
 
 __all__ = ["Costs"]
 
@@ -35,8 +35,8 @@ __all__ = ["Costs"]
 # 27,408 choices for 1,095 products on an H100 and an H200 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md).
 # The fit starts from earlier ones, which other rates and those of the largest two tiles are from. SOONER, WAIT,
 # PUBLISH, CHUNK_RATE, NARROW_FLOATS, RUN, and the rates of `thin` and `coalesced` are fitted again, to 6,876 choices
-# for 645 products; LONE_COLUMNS is read from ten products with stores by up to 35 blocks. For other GPUs, `lab choices`
-# measures, and `python -m numba_gemm.lab.bench.fit` fits.
+# for 645 products, and nine of these rates to 6,613 for 511; LONE_COLUMNS is read from ten products with stores by up
+# to 35 blocks. For other GPUs, `lab choices` measures, and `python -m numba_gemm.lab.bench.fit` fits.
 # Clocks of a launch on all SMs, of a piece of a tile of C, and of each block of an SM; in `thin`, if blocks have one
 # k-tile of divided tiles each, which hides no copies, of each block in addition.
 LAUNCH, PIECE, BLOCK, ONE_K_TILE = 1850, 1400, 122, 300
@@ -76,7 +76,7 @@ NARROW_ROWS, NARROW_FLOATS = 0.87, 1.09
 PLACE, PLACE_FLOATS, RUN = 23.4, 35.5, 0.294
 # Operations that compensated sums take beside each multiply-add, in `stream_k` and in `thin`; registers per SM; floats
 # that `thin` converts to float64 per clock, and clocks until a lane's sum is added to those of others in float64.
-COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 65536, 16, 6
+COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 65536, 16, 7
 # Of `stream_k`: clocks per sum of a thread that a k-tile takes longer in a lone block; most blocks per SM.
 COMPENSATING_ALONE, MOST_COMPENSATED = 20, 4
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
@@ -133,6 +133,7 @@ class Costs:
         "_meet",
         "_meeting",
         "_most_left_out",
+        "_piece",
         "_saved",
         "_size",
         "_store",
@@ -164,7 +165,6 @@ class Costs:
         a_along: bool = True,
         b_along: bool = False,
     ) -> None:
-        rate = COMPENSATED.get((stage.name, config.BM, config.BN, config.BK), rate) if compensated else rate
         lanes, finishing = FP32_LANES_PER_SM.get(cc, 128), 0.0
         full = config.BM * config.BN * config.BK / (lanes * rate.efficiency) * (1.0 if vectors else rate.floats)
         if config.lanes_k > 1:
@@ -217,7 +217,7 @@ class Costs:
         self._at_once = max(1, 64 * config.lanes_k // (config.TM * config.TN))
         # Least clocks of a k-tile and of C's tile, if all SMs are full; of a start; and of two parts that are added.
         self._busy, self._stored = self._k_tile[-1] / self._blocks, self._store / sm_count
-        self._begin = min(PIECE, rate.first)
+        self._piece, self._begin = PIECE + finishing, min(PIECE, rate.first)
         self._meet = WAIT + PUBLISH * self._size if self.in_groups else MEET
         meeting = self._meet + 2 * self._size / LONE_RATE
         meeting = TRIP + self._size / SHARED_RATE + (min(self._adding, meeting) if stage.adds_apart else meeting)
@@ -241,7 +241,7 @@ class Costs:
         k_tiles: float = -(-k // BK) or 1
         if self.stage.undivided:
             k_tiles = -(-k // SHORT_STEPS) * SHORT_STEPS / BK
-        elif most and k > BK:  # blocks of one k-tile wait, whatever they multiply
+        elif most and (k > BK or tiles > self._blocks):  # else a lone k-tile waits
             beyond = (k_tiles * BK - k - 1) // 2 * 2
             if beyond > 0:
                 k_tiles -= (beyond if beyond < most else most) / BK
@@ -329,7 +329,7 @@ class Costs:
         sms, store, k_tile, size, most, at_once, in_groups = (
             self.sms, self._store, self._k_tile, self._size, self._blocks, self._at_once, self.in_groups
         )  # fmt: skip
-        apart, meet, adding = self.apart, self._meet, self._adding
+        apart, meet, adding, piece = self.apart, self._meet, self._adding, self._piece
         least_meeting = meet if apart == inf else min(meet, adding)
         found, first, line, saved = list[Way](), self.rate.first, -(-k_tiles // 1), self._saved
         left_out = line - k_tiles  # of a k-tile, beyond k; only a block with whole tiles takes less time
@@ -364,7 +364,7 @@ class Costs:
                 even = not (shared % blocks or line % divided)  # else pieces straddle tiles
                 of_tiles = divided / line
                 pieces = 1 if even or divided_tiles == 1 else ceil(of_tiles) + 1  # of tiles, per block
-                clocks += summing + pieces * PIECE + resident * store * (of_tiles if of_tiles > 1.0 else 1.0)
+                clocks += summing + pieces * piece + resident * store * (of_tiles if of_tiles > 1.0 else 1.0)
                 parts = line / divided  # of a tile
                 if not even:
                     parts += 1
@@ -395,6 +395,6 @@ def memory_clocks(elements: int, bandwidth: float, clock_hz: float) -> float:
     return FLOAT32_BYTES * elements / (MEMORY_EFFICIENCY * bandwidth) * clock_hz if bandwidth else 0.0
 
 
-def columns_clocks(elements: int, sm_count: int) -> float:
-    """Return the clocks that writing a C that lies by columns takes at least, in stages other than `thin`."""
-    return FLOAT32_BYTES * elements / (STORE_COLUMNS * sm_count)
+def columns_clocks(elements: int, row: int, sm_count: int) -> float:
+    """Return the clocks that writing C by columns takes at least, but in `thin`; short rows of memory share sectors."""
+    return FLOAT32_BYTES * elements * min(1.0, row / (2 * SECTOR)) / (STORE_COLUMNS * sm_count)

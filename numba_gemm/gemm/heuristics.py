@@ -32,7 +32,7 @@ from .ladder_heuristics import (
 from .precision import tensor_stage
 from .problem import Choice, Problem
 from .stage_names import check_stage_precision, resolve
-from .tensor_heuristics import FUSED_ACCESS, FUSED_VECTORS, ROWS_FLOATS
+from .tensor_heuristics import FUSED_ACCESS, FUSED_VECTORS
 
 TF32_TMA, ROWS, FUSED = (TENSOR_STAGES[name] for name in ("tf32_tma", "rows_in_registers", "fused_decomposition"))
 WARPGROUPS = (9, 0)  # the compute capability whose tensor-core kernels are those of warpgroups
@@ -141,14 +141,13 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     k, matrices, precision, tma = wanted.k, wanted.matrices, wanted.precision, wanted.tma
     sm_count, clock_hz, bandwidth = wanted.sm_count, wanted.clock_hz, wanted.memory_bandwidth
     before, of_a = 0.0, 0 if stage is ROWS else matrices
-    slower = 1.0 if stage is not ROWS or wanted.a_vectors or wanted.a_narrow else ROWS_FLOATS
     if not isinstance(stage, TmaStage):
         before = tensor_heuristics.decomposition_seconds(precision, m, n, k, of_a, matrices, bandwidth)
     at_sectors = wanted.c_sectors and not wanted.by_columns and not wanted.epilogue
     written = (wanted.m, wanted.n, at_sectors) if wanted.cc == WARPGROUPS else None
     dividing = only is None and tma and k >= LONG_SUM and m * n * matrices <= sm_count * FEW_TILES_ELEMENTS
     found = [
-        Choice(stage, config, partition, False, LAUNCH + (before + seconds * slower) * clock_hz, "", precision)
+        Choice(stage, config, partition, False, LAUNCH + (before + seconds) * clock_hz, "", precision)
         for seconds, config, partition in tensor_heuristics.seconds_of(
             stage,
             precision,
@@ -162,13 +161,15 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
             None if dividing else most,
             wanted.a_narrow and stage is ROWS,
             written,
+            stage is ROWS and not wanted.a_vectors and not wanted.a_narrow,
         )
     ]
     timed = (precision, wanted.cc) == TIMED
     if only is None and timed and k > SHORT_SUM:
         others = _ranked_rows(wanted, most, ROWS_SHORT_COLUMNS if k < LONG_SUM else ROWS_COLUMNS)
         found = _sooner_first(found, others, wanted) if others else found
-    if only is None and timed and k < LONG_SUM:  # `FUSED` does not divide longer sums
+    # `FUSED` does not divide longer sums; shorter ones, of one k-tile, took at least 1.2 times as long as in FP32.
+    if only is None and timed and FUSED.configs[0].BK < k < LONG_SUM:
         access = FUSED_VECTORS if wanted.vectors else FUSED_ACCESS[wanted.a_contiguous + wanted.b_contiguous]
         seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count, access)
         fused = Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)
@@ -207,7 +208,7 @@ def _rounded_up(wanted: Problem) -> Problem:
     elements = wanted.matrices * (rows * k + k * cols + rows * cols)
     in_bytes = memory_clocks(elements, wanted.memory_bandwidth, wanted.clock_hz)
     if wanted.by_columns:
-        in_bytes = max(in_bytes, cost_model.columns_clocks(wanted.matrices * rows * cols, sm_count))
+        in_bytes = max(in_bytes, cost_model.columns_clocks(wanted.matrices * rows * cols, rows, sm_count))
     if BYTES_COUNT * in_bytes > wanted.matrices * m * n * k / (MOST_LANES * sm_count):
         return wanted
     return Problem(rows, cols, *wanted[2:])

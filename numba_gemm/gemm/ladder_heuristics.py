@@ -153,7 +153,8 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
     both_ways = not wanted.epilogue and (min(m, n) <= FEW_COLUMNS or wanted.by_columns)
     by_columns = memory
     if both_ways or wanted.by_columns:
-        by_columns = max(memory, cost_model.columns_clocks(matrices * m * n, wanted.sm_count))
+        row = m if wanted.by_columns else n
+        by_columns = max(memory, cost_model.columns_clocks(matrices * m * n, row, wanted.sm_count))
     as_is, transposed = (by_columns, memory) if wanted.by_columns else (memory, by_columns)
     compensated = wanted.precision != IEEE and k > FEW_TERMS
     elements = matrices * m * n

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..kernels.ladder.stage import TileConfig
 from ..kernels.stage import Stage
 
-__all__ = ["COMPENSATED", "RATES", "Rate", "rate_of"]
+__all__ = ["RATES", "Rate", "rate_of"]
 
 TILE = 1830  # clocks of a tile of C's first trip to memory
 
@@ -43,9 +43,9 @@ class Rate:
 
 # By stage and block tile, and by threads where two configurations have the same one; those that win nowhere are left
 # out. `resident` follows from registers, threads and shared memory; `thin` has 1 where one block per SM keeps the
-# memory busy. COMPENSATED: of such sums, if they differ.
+# memory busy.
 RATES: dict[tuple[str | int, ...], Rate] = {
-    ("coalesced", 2, 128, 1): Rate(0.289, alone=82, resident=8, first=816),
+    ("coalesced", 2, 128, 1): Rate(0.289, alone=89, resident=8, first=756),
     ("register_prefetch", 64, 64, 16): Rate(0.53, alone=1030, resident=4),
     ("register_prefetch", 128, 128, 16): Rate(0.69, alone=2210, resident=2),
     ("register_prefetch", 128, 256, 16): Rate(0.72, alone=680, resident=1),
@@ -63,27 +63,26 @@ RATES: dict[tuple[str | int, ...], Rate] = {
     ("stream_k", 32, 32, 16): Rate(0.415, alone=472, resident=8, floats=1.02, first=1700),
     ("stream_k", 256, 16, 16): Rate(0.463, alone=877, resident=3, along=False, first=2520),
     # For sums of one k-tile.
-    ("short_sums", 32, 64, 16): Rate(0.655, alone=712, resident=8, floats=1.41, first=1240),
+    ("short_sums", 32, 64, 16): Rate(0.707, alone=712, resident=8, floats=1.41, first=1240),
     ("short_sums", 32, 128, 8): Rate(1, alone=710, resident=4, first=1080),
     ("short_sums", 32, 32, 32): Rate(0.466, alone=588, resident=8, floats=1.23, first=1640),
     # For a C of few columns or few elements.
-    ("thin", 1, 1, 512): Rate(0.0897, alone=220, resident=3, floats=1.96, along=True, first=1780),
+    ("thin", 1, 1, 512): Rate(0.083, alone=220, resident=3, floats=1.96, along=True, first=1920),
     ("thin", 4, 1, 256): Rate(0.082, alone=238, resident=6, floats=2.21, along=True, first=1580),
-    ("thin", 16, 1, 256): Rate(0.0698, alone=150, resident=2, floats=0, first=1780),
+    ("thin", 16, 1, 256): Rate(0.06, alone=150, resident=2, floats=0, first=1780),
     ("thin", 64, 1, 64): Rate(0.0432, alone=17, resident=3, floats=1.04, along=False, first=1450),
     ("thin", 4, 4, 512): Rate(0.103, alone=329, resident=2, floats=1.14, first=1560),
-    ("thin", 32, 4, 128): Rate(0.163, alone=345, resident=2, floats=1.15, along=True, first=1660),
-    ("thin", 128, 4, 32): Rate(0.187, alone=12, resident=3, floats=1.15, along=False, first=1780),
-    ("thin", 8, 8, 256): Rate(0.197, alone=578, resident=3, floats=1.46, first=1780),
+    ("thin", 32, 4, 128): Rate(0.163, alone=345, resident=2, floats=1.15, along=True, first=1730),
+    ("thin", 128, 4, 32): Rate(0.187, alone=12, resident=3, floats=1.15, along=False, first=1650),
+    ("thin", 8, 8, 256): Rate(0.213, alone=578, resident=3, floats=1.46, first=1780),
     ("thin", 64, 8, 64): Rate(0.287, alone=45, resident=2, floats=1.11, along=True, first=2100),
-    ("thin", 64, 16, 64): Rate(0.62, alone=1100, resident=1, floats=1.3, along=True, first=2960),
+    ("thin", 64, 16, 64): Rate(0.62, alone=1100, resident=1, floats=1.12, along=True, first=2740),
     ("thin", 32, 16, 64): Rate(0.398, alone=499, resident=3, floats=1.06, along=False, first=2400),
-    ("thin", 16, 4, 128): Rate(0.153, alone=163, resident=4, floats=1.15, first=1560),
+    ("thin", 16, 4, 128): Rate(0.153, alone=163, resident=4, floats=1.15, first=1440),
     ("thin", 16, 16, 128): Rate(0.283, alone=50, resident=3, floats=1.11, first=2160),
     ("thin", 16, 32, 64): Rate(0.357, alone=507, resident=4, floats=1.1, first=2100),
     ("thin", 32, 32, 32): Rate(0.46, alone=451, resident=3, floats=1.06, first=2930),
 }
-COMPENSATED = {("thin", 128, 4, 32): Rate(0.207, alone=728, resident=1, floats=2.27, along=False, first=2710)}
 
 
 def rate_of(stage: Stage, config: TileConfig) -> Rate | None:

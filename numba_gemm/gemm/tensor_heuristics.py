@@ -40,11 +40,11 @@ RATES: dict[str, dict[tuple[int, int], float]] = {
 # stepwise sums are left out, too: `fused_decomposition` computes most small products with short sums.
 LEFT_OUT = {(64, 96)}
 # The same rates in BF16 and F16 if no multiprocessor has more than one tile: operands are then read few times. TF32 has
-# half. Each kind begins with the number of products of parts that its rates are for. Measured on an H100, and those of
-# compensated sums fitted to divided ones on an H200.
+# half. Each kind begins with the number of products of parts that its rates are for. Those of "one" and "stepwise" are
+# measured on an H100, the others fitted to divided products on an H200.
 FEW_TILES_RATES: dict[str, tuple[int, dict[tuple[int, int], float]]] = {
     "one": (1, {(128, 256): 700.0, (128, 128): 650.0, (64, 128): 660.0, (64, 64): 480.0}),
-    "several": (3, {(128, 128): 260.0, (64, 128): 240.0, (64, 64): 220.0}),
+    "several": (3, {(128, 128): 265.0, (64, 128): 225.0, (64, 64): 198.0}),
     "compensated": (6, {(128, 128): 134.0, (64, 128): 125.0, (64, 96): 116.0, (64, 64): 100.0}),
     "stepwise": (6, {(128, 128): 73.0, (64, 128): 73.0}),
 }
@@ -63,7 +63,8 @@ NARROW_ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
 # stepwise sums, and `FUSED_ACCESS` are fitted to 1,151 candidates for 73 products of 167 to 1,000 terms on an H100;
 # those of `persistent`, to 32 candidates for 17 products of 12 to 765 terms on an H200.
 ROWS_STEPWISE = 1.15
-ROWS_FLOATS = 1.2  # factor by which products of `rows_in_registers` take longer if A is copied float by float
+# The same if A is copied float by float, by rows of a tile; fitted to 33 products in bf16x6 on an H200.
+ROWS_FLOATS = {64: 1.2, 128: 1.35}
 # The same for operands that tensor maps describe.
 TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128): 275.0, (64, 64): 165.0}
 # TFLOP/s of an H200 at 16384 cubed, decomposition included; of short sums at 4096x4096x768.
@@ -90,7 +91,7 @@ LAUNCH = 2e-6  # seconds that each launch before the last one adds
 # partial sums, written and read, which stay in the L2 cache; and the factor by which a division must be expected to be
 # faster.
 SPLITS = (2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 132)
-ADDING, STEPWISE_ADDING, PARTIALS_RATE, CLEAR_MARGIN = 1.3e-6, 2.3e-6, 2.2e12, 1.1
+ADDING, STEPWISE_ADDING, PARTIALS_RATE, CLEAR_MARGIN = 1.3e-6, 2.3e-6, 1.7e12, 1.03
 # Tiles whose sums may be divided: those whose times were measured; and terms from which on they may be.
 SPLIT_TILES, SPLIT_TERMS = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128)), 192
 # Seconds that the first configuration of `fused_decomposition` takes in bf16x6: for the product, for each tile of a
@@ -162,6 +163,7 @@ def seconds_of(
     most: int | None = None,
     narrow_a: bool = False,
     written: tuple[int, int, bool] | None = None,
+    floats: bool = False,
 ) -> list[tuple[float, Any, Partition | None]]:
     """Return expected seconds of the multiplication, configuration and partition, the best first; the `most` best.
 
@@ -170,7 +172,7 @@ def seconds_of(
     byte/s, the seconds include the zeros that are written to fill the tiles of decomposed operands. If `narrow_a`, the
     stage reads an A of BF16 as it is. With `written`, the rows and columns of C and whether its rows begin at
     sectors, they include what a warpgroup's kernel takes longer for elements that it writes one by one: all, or those
-    of tiles that reach beyond C.
+    of tiles that reach beyond C. If `floats`, `rows_in_registers` copies A float by float.
     """
     transposed = tma == "NN" and isinstance(stage, TmaStage)
     rows, cols = (n, m) if transposed else (m, n)
@@ -200,12 +202,14 @@ def seconds_of(
             some = tiles - matrices * ((c_rows // BM) * (c_cols // BN) if at_sectors else 0)
             if some:  # partial sums, of divided ones, begin at sectors
                 other += one_by_one * -(-some // sm_count)
-        whole.append((other + rounds * flops / flops_per_s, other + rounds * summing, config, None))
+        copying = ROWS_FLOATS[BM] if floats else 1.0
+        times = copying * (other + rounds * flops / flops_per_s), copying * (other + rounds * summing)
+        whole.append((*times, config, None))
         if divisible and 2 * tiles <= sm_count and k >= SPLIT_TERMS:
             limit = min(slots, sm_count // tiles)
             partials, others = 2 * FLOAT32_BYTES * area * tiles / PARTIALS_RATE, filling + TILE_END + adding
             for shares in [*[count for count in SPLITS if count < limit], limit]:
-                seconds = others + summing * -(-slots // shares) / slots + partials * shares
+                seconds = copying * (others + summing * -(-slots // shares) / slots + partials * shares)
                 divided.append((seconds * CLEAR_MARGIN, seconds, config, Partition(down * across * shares, 0)))
     # Whole tiles are ranked by `tile_rates`, and compared with divided ones by their expected times.
     ranked, expected, _, _ = min(whole, key=FIRST)

@@ -11,7 +11,7 @@ from numba_gemm.gemm import ladder_heuristics
 from numba_gemm.gemm.cost_model import LAUNCH, SOONER, Costs, memory_clocks
 from numba_gemm.gemm.heuristics import Problem, choose
 from numba_gemm.gemm.ladder_heuristics import best_of_ladder, considered_of, ranked_ladder
-from numba_gemm.gemm.ladder_rates import COMPENSATED, RATES, Rate, rate_of
+from numba_gemm.gemm.ladder_rates import RATES, Rate, rate_of
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.partitions import partition_layout
 from numba_gemm.kernels.product import ONE, Batch
@@ -37,16 +37,6 @@ def clocks(costs, m, n, k, matrices=1, division=None):
 def test_every_rate_is_of_a_configuration():
     tiles = [(stage.name, one.BM, one.BN, one.BK, one.threads) for stage in STAGES.values() for one in stage.configs]
     assert set(RATES) <= {*tiles, *(tile[:-1] for tile in tiles)}
-    assert set(COMPENSATED) <= set(RATES)
-
-
-@pytest.mark.parametrize("key", COMPENSATED)
-def test_compensated_sums_have_their_own_rate(key):
-    stage = STAGES[key[0]]
-    config = next(one for one in stage.configs if key[1:] == (one.BM, one.BN, one.BK))
-    for rate in (RATES[key], COMPENSATED[key]):
-        assert Costs(stage, config, rate, (9, 0), 132, False, False, True).rate.resident == COMPENSATED[key].resident
-    assert Costs(stage, config, RATES[key], (9, 0), 132, False, False).rate == RATES[key]
 
 
 @pytest.mark.parametrize("key", RATES)

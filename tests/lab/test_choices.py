@@ -11,7 +11,7 @@ from numba_gemm.gemm import candidate_bench, fp32_auto, heuristics
 from numba_gemm.gemm import precision as precisions
 from numba_gemm.gemm.precompile import model_of
 from numba_gemm.kernels.product import dense
-from numba_gemm.lab.bench import choices, random_products
+from numba_gemm.lab.bench import choices, random_cases, random_products
 from numba_gemm.runtime.device import device_properties
 
 H100 = dataclasses.replace(model_of((9, 0)), memory_bandwidth=3.35e12)
@@ -21,7 +21,7 @@ H100 = dataclasses.replace(model_of((9, 0)), memory_bandwidth=3.35e12)
 @pytest.mark.parametrize("stored", ["N", "T"])
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (5, 8), (64, 33), (300, 500)])
 def test_operands_are_laid_out_as_those_of_random_products(rows, cols, stored, aligned):
-    found = choices.operand("a", rows, cols, stored, aligned)
+    found = random_cases.operand("a", rows, cols, stored, aligned)
     generator = SimpleNamespace(randn=lambda count, **_: torch_like(count))
     matrix = random_products.matrix(generator, None, aligned, rows, cols, stored)
     assert (found.shape, found.strides) == (matrix.shape, matrix.strides)
@@ -53,7 +53,7 @@ class Tensor(np.ndarray):
 @pytest.mark.parametrize("shape", [(1, 4096, 4096), (4096, 4096, 1024), (100, 200, 3000), (4096, 4096, 64)])
 def test_the_choice_is_the_first_candidate(monkeypatch, precision, shape):
     monkeypatch.setattr(precisions, "SIMULATOR", False)
-    request, product = choices.product_of(*shape, "NT", True, precision, H100)
+    request, product = random_cases.product_of(*shape, "NT", True, precision, H100)
     found = choices.candidates_of(product, request.precision, precision, H100, 9, 1.6)
     assert found[0] == heuristics.best(heuristics.problem(product, H100, request.precision))
     assert found[0].precision == request.precision
@@ -67,7 +67,7 @@ def test_the_choice_is_the_first_candidate(monkeypatch, precision, shape):
 def test_fp32_auto_stands_for_what_a_call_computes_in(monkeypatch, shape, layout, aligned):
     """A call decides as for a new C, also where the other precision is expected to write this C sooner."""
     monkeypatch.setattr(precisions, "SIMULATOR", False)
-    request, product = choices.product_of(*shape, layout, aligned, "fp32_auto", H100)
+    request, product = random_cases.product_of(*shape, layout, aligned, "fp32_auto", H100)
     new = product._replace(c=dense("N", *shape[:2]))
     assert request.precision == fp32_auto.resolved("fp32_auto", new, H100)
     found = choices.candidates_of(product, request.precision, "fp32_auto", H100, 100, 9.0)
@@ -77,7 +77,7 @@ def test_fp32_auto_stands_for_what_a_call_computes_in(monkeypatch, shape, layout
 
 def test_short_sums_keep_the_error_of_float32_in_float32_alone(monkeypatch):
     monkeypatch.setattr(precisions, "SIMULATOR", False)
-    request, product = choices.product_of(1000, 1000, 64, "NN", True, "fp32_auto", H100)
+    request, product = random_cases.product_of(1000, 1000, 64, "NN", True, "fp32_auto", H100)
     found = choices.candidates_of(product, request.precision, "fp32_auto", H100, 100, 9.0)
     assert {one.precision for one in found} == {"ieee"}
 
@@ -86,7 +86,7 @@ def test_short_sums_keep_the_error_of_float32_in_float32_alone(monkeypatch):
 def case():
     """A small product and three candidates."""
     gpu = device_properties(0)
-    request, product = choices.product_of(5, 6, 7, "NN", True, "ieee", gpu)
+    request, product = random_cases.product_of(5, 6, 7, "NN", True, "ieee", gpu)
     found = choices.candidates_of(product, "ieee", "ieee", gpu, 3, 100.0)
     assert len(found) == 3
     return request, product, found

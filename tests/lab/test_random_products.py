@@ -6,20 +6,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from numba_gemm.lab.bench import random_products
+from numba_gemm.lab.bench import random_cases, random_products
 from numba_gemm.lab.bench.buffers import HostLibrary
 from numba_gemm.models.roofline import gemm_flops
 
 
 def test_shapes_are_spread_over_extents_layouts_and_alignments():
-    cases = random_products.random_cases(3000, 1, 20_000)
-    assert cases == random_products.random_cases(3000, 1, 20_000) != random_products.random_cases(3000, 2, 20_000)
-    assert random_products.random_cases(10, 1, 20_000) == cases[:10]
+    cases = random_cases.random_cases(3000, 1, 20_000)
+    assert cases == random_cases.random_cases(3000, 1, 20_000) != random_cases.random_cases(3000, 2, 20_000)
+    assert random_cases.random_cases(10, 1, 20_000) == cases[:10]
     assert all(1 <= extent <= 20_000 for shape, *_ in cases for extent in shape)
     assert all(gemm_flops(*shape) <= 4e12 for shape, *_ in cases)
     extents = [extent for shape, *_ in cases for extent in shape]
     assert 0.4 < sum(extent <= 141 for extent in extents) / len(extents) < 0.6  # the square root of 20,000
-    assert {layout for _, layout, _ in cases} == set(random_products.LAYOUTS)
+    assert {layout for _, layout, _ in cases} == set(random_cases.LAYOUTS)
     assert 0.63 < sum(aligned for *_, aligned in cases) / len(cases) < 0.70
 
 

@@ -12,19 +12,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from numba_gemm.arrays import ArrayKind, Operand
-from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.gemm import heuristics
 from numba_gemm.gemm.autotune import diverse
 from numba_gemm.gemm.candidate_bench import CandidateBench
-from numba_gemm.gemm.compile_progress import fetch_with_progress
-from numba_gemm.gemm.fp32_auto import AUTO_K, AUTO_PRECISION, product_for, resolved
+from numba_gemm.gemm.fp32_auto import AUTO_K, AUTO_PRECISION
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.gemm.precision import FP32_AUTO, IEEE, KNOWN, STAGES, tensor_stage
 from numba_gemm.gemm.request import Request
-from numba_gemm.kernels.product import FLOAT32, Layout, Product
-from numba_gemm.kernels.step import Kernel
-from numba_gemm.lab.bench.random_products import pitch, random_cases
+from numba_gemm.kernels.product import Product
+from numba_gemm.lab.bench.random_cases import fetch_kernels, product_of, random_cases
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties
@@ -34,29 +30,6 @@ from numba_gemm.simulator.switch import SIMULATOR
 # Columns of the summary, the words of their claims, and limits: the choice's time over that of the fastest candidate.
 LIMITS = (("slower_mean", "on average", 1.03), ("slower_worst", "at worst", 1.15))
 PRODUCT = ["m", "n", "k", "layout", "aligned", "precision"]
-
-
-def operand(name: str, rows: int, cols: int, stored: str, aligned: bool) -> Operand:
-    """Return an operand without memory, as `random_products.matrix` lays one out."""
-    step = FLOAT32_BYTES * pitch(cols if stored == "N" else rows, aligned)
-    strides = (step, FLOAT32_BYTES) if stored == "N" else (FLOAT32_BYTES, step)
-    return Operand(name, ArrayKind(), None, FLOAT32, (rows, cols), strides, 0 if aligned else FLOAT32_BYTES)
-
-
-def product_of(
-    m: int, n: int, k: int, layout: str, aligned: bool, precision: str, gpu: DeviceProperties
-) -> tuple[Request, Product]:
-    """Return the request of a product on the current device, and its description on a GPU."""
-    a, b = operand("a", m, k, layout[0], aligned), operand("b", k, n, layout[1], aligned)
-    c, new = operand("out", m, n, "N", aligned), product_for(a, b)
-    precision = resolved(precision, new, gpu)
-    request = Request(
-        *(a, b, c, None, [], None, (a.shape, b.shape), c.shape, k, 1.0, 0.0, "auto", precision),
-        device=current_device(),
-        stream=None,
-    )
-    row_stride, col_stride = c.strides
-    return request, new._replace(c=Layout(m, n, row_stride, col_stride, c.pointer))
 
 
 def candidates_of(
@@ -97,17 +70,13 @@ def choices(
     gpu = device_properties(device)
     drawn = dict.fromkeys(random_cases(shapes, seed, high))
     cases = [(*shape, layout, aligned, one) for shape, layout, aligned in drawn for one in dict.fromkeys(precisions)]
-    if not SIMULATOR:
-        kernels = dict[Kernel, None]()
-        for case in cases:
-            request, product = product_of(*case, gpu)
-            for choice in candidates_of(product, request.precision, case[-1], gpu, most, within):
-                kernels |= dict.fromkeys(choice.kernels(product, gpu.gpu))
-        fetch_with_progress([(kernel, gpu.cc) for kernel in kernels], None, False)
+    described = [(case, *product_of(*case, gpu)) for case in cases]
+    ranked = [
+        candidates_of(product, request.precision, case[-1], gpu, most, within) for case, request, product in described
+    ]
+    fetch_kernels(((choice, one[-1]) for one, found in zip(described, ranked) for choice in found), gpu)
     rows = list[dict[str, Any]]()
-    for case in cases:
-        request, product = product_of(*case, gpu)
-        found = candidates_of(product, request.precision, case[-1], gpu, most, within)
+    for (case, request, product), found in zip(described, ranked):
         for choice, us in timed(request, product, found, rounds):
             row: dict[str, Any] = dict(zip(PRODUCT, case)) | {"by": choice.precision}
             row |= {"stage": choice.stage.name, "config": choice.config.name}

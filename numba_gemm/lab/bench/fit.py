@@ -23,7 +23,8 @@ from numba_gemm.gemm import cost_model, heuristics, ladder_heuristics
 from numba_gemm.gemm.ladder_rates import RATES
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.gemm.problem import Problem
-from numba_gemm.lab.bench.choices import PRODUCT, product_of
+from numba_gemm.lab.bench.choices import PRODUCT
+from numba_gemm.lab.bench.random_cases import product_of
 from numba_gemm.models.gpu_names import compute_capabilities
 from numba_gemm.runtime.device import DeviceProperties
 

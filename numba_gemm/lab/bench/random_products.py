@@ -1,8 +1,9 @@
 """Products of random shapes and layouts, and router gates of mixture-of-experts models, each contender alone.
 
-Times are medians of CUDA-graph replays of one contender while nothing else runs, and of batches of plain calls. Results
-are verified against float64 before they are timed. cuBLAS is called through PyTorch and, where it reads the operands in
-place and launching does not decide, by plain launches through CuPy; the faster one counts, which ``cublas_via`` names.
+Times are medians of CUDA-graph replays of one contender while nothing else runs, once they no longer change, and of
+batches of plain calls. Results are verified against float64 before they are timed. cuBLAS is called through PyTorch
+and, where it reads the operands in place and launching does not decide, by plain launches through CuPy; the faster one
+counts, which ``cublas_via`` names.
 """
 
 import contextlib
@@ -13,25 +14,24 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import geometric_mean
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 
-from numba_gemm import explain, precompile, tiled_sgemm
-from numba_gemm.device.units import ceil_div
+from numba_gemm import explain, tiled_sgemm
+from numba_gemm.gemm import heuristics
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench import steady
 from numba_gemm.lab.bench.buffers import NORMAL, HostLibrary, Reference, TorchLibrary, call_on_nan, on_stream, optional
 from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.random_cases import fetch_kernels, pitch, product_of, random_cases
 from numba_gemm.lab.bench.results import CUBLAS
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
-from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime import ahead
+from numba_gemm.runtime.device import current_device, device_properties
 from numba_gemm.runtime.timing import plain_call_us, time_alone
 
-LAYOUTS: Final = ("NN", "NT", "TN", "TT")  # one letter each for A and B; T is the transpose of a row-major matrix
-MOST_FLOPS = 4e12
-WINDOW_S, CALLS_S, MOST_CALLS = 0.04, 0.02, 2000
+WINDOW_S, CALLS_S, MOST_CALLS = 0.03, 0.02, 2000
+SETTLED = 0.01  # relative difference of two windows that follow each other, before which power and clocks change
 FP32_AUTO: Final = "fp32_auto"
 BF16X6: Final = "bf16x6"
 # Least ratio at every shape, by column: over cuBLAS, over the faster of cuBLAS and float32, over cuBLAS.
@@ -39,21 +39,6 @@ LEAST: Final = {"ieee_ratio": 0.9, "auto_ratio": 0.95, "bf16x6_ratio": 0.5}
 BY_CUPY: Final = f"{CUBLAS}, cupy"
 LEAST_US = 10.0  # time of cuBLAS below which plain launches through CuPy take longer
 Calls = dict[str, tuple[str, Callable[[], Any]]]  # by name; the precision by whose bound the result is judged
-
-
-def random_cases(count: int, seed: int, high: int) -> list[tuple[Shape, str, bool]]:
-    """Return shapes with log-uniform extents from 1 to `high`, their layouts, and whether rows are aligned."""
-    rng, cases = np.random.default_rng(seed), list[tuple[Shape, str, bool]]()
-    while len(cases) < count:
-        shape = Shape(*np.exp(rng.uniform(0.0, math.log(high + 1), 3)).astype(int).tolist())
-        if gemm_flops(*shape) <= MOST_FLOPS:
-            cases.append((shape, LAYOUTS[rng.integers(4)], bool(rng.random() >= 1 / 3)))
-    return cases
-
-
-def pitch(across: int, aligned: bool) -> int:
-    """Return the elements from one row of a stored matrix to the next: whole vectors, or an odd number."""
-    return 4 * ceil_div(across, 4) if aligned else across // 2 * 2 + 1
 
 
 def matrix(torch: Any, generator: Any, aligned: bool, rows: int, cols: int, stored: str) -> Any:
@@ -79,9 +64,15 @@ def random_products(shapes: int = 300, high: int = 20_000, seed: int = 25) -> It
     import torch
 
     generator, cases = torch.Generator(device="cuda").manual_seed(seed), random_cases(shapes, seed, high)
-    precompile(
-        shapes=[shape for shape, *_ in cases], layouts=LAYOUTS, precision=(IEEE, FP32_AUTO, BF16X6), progress=False
+    gpu = device_properties(current_device())
+    products = [
+        product_of(*shape, layout, aligned, precision, gpu)
+        for (shape, layout, aligned), precision in itertools.product(cases, (IEEE, FP32_AUTO, BF16X6))
+    ]
+    chosen = (
+        (heuristics.best(heuristics.problem(product, gpu, request.precision)), product) for request, product in products
     )
+    fetch_kernels(chosen, gpu)
     library = TorchLibrary(torch)
     with library.stream() as stream:
         for shape, layout, aligned in cases:
@@ -177,10 +168,10 @@ def measured(library: HostLibrary, stream: int, calls: Calls, a: Any, b: Any, c:
 
 
 def alone(stream: int, call: Callable[[], Any], graphs: bool = True) -> tuple[float, float]:
-    """Return microseconds per replay and per plain call of a contender while nothing else runs."""
+    """Return microseconds per replay at the steady state and per plain call of a contender; nothing else runs."""
     spans = time_alone(on_stream(call), stream=stream, max_repeats=400, graphs=graphs)
     with contextlib.closing(spans):
-        us, *_ = steady.window(spans, WINDOW_S)
+        us, *_ = steady.steady_state(spans, WINDOW_S, within=SETTLED)
     return us, plain_call_us(on_stream(call), stream, us, CALLS_S, MOST_CALLS)
 
 

@@ -27,14 +27,8 @@ def measure(
     Return its columns, but for ratios. `enqueue` rotates among `sets` of operands; `graphs` is False if it cannot be
     captured, so that its times include launching where that takes longer than the work.
     """
-    before, settled = math.inf, False
     with contextlib.closing(time_alone(enqueue, stream=stream, round_up_to=sets, graphs=graphs)) as spans:
-        for _ in range(MOST_WINDOWS):
-            us, clocks = window(spans, WINDOW_S, nvml)
-            settled = abs(us / before - 1) < SETTLED
-            if settled:
-                break
-            before = us
+        us, clocks, settled = steady_state(spans, WINDOW_S, nvml)
     return {
         "steady_us": us,
         "steady_gflops": gemm_flops(*shape) / us * 1e-3,
@@ -43,6 +37,19 @@ def measure(
         "steady_throttle": "; ".join(filter(None, [clocks.throttle, "" if settled else "not settled"])),
         "call_us": plain_call_us(enqueue, stream, us, CALLS_S, MOST_CALLS),
     }
+
+
+def steady_state(
+    spans: Iterator[tuple[float, bool]], length_s: float, nvml: Nvml | None = None, within: float = SETTLED
+) -> tuple[float, ClockSamples, bool]:
+    """Return the median time of the first window that agrees with the one before, or of the last; clocks; and if so."""
+    before = math.inf
+    for _ in range(MOST_WINDOWS):
+        us, clocks = window(spans, length_s, nvml)
+        if abs(us / before - 1) < within:
+            return us, clocks, True
+        before = us
+    return us, clocks, False
 
 
 def ratios(found: Mapping[str, Any], cublas: Mapping[str, Any]) -> dict[str, float]:
