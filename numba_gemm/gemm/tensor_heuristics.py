@@ -92,6 +92,8 @@ LAUNCH = 2e-6  # seconds that each launch before the last one adds
 # faster.
 SPLITS = (2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 132)
 ADDING, STEPWISE_ADDING, PARTIALS_RATE, CLEAR_MARGIN = 1.3e-6, 2.3e-6, 1.7e12, 1.03
+# Seconds that partial sums are added later if `persistent` leaves that launch no multiprocessor to begin on.
+ADDING_LATE = 0.9e-6
 # Tiles whose sums may be divided: those whose times were measured; and terms from which on they may be.
 SPLIT_TILES, SPLIT_TERMS = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128)), 192
 # Seconds that the first configuration of `fused_decomposition` takes in bf16x6: for the product, for each tile of a
@@ -210,6 +212,8 @@ def seconds_of(
             partials, others = 2 * FLOAT32_BYTES * area * tiles / PARTIALS_RATE, filling + TILE_END + adding
             for shares in [*[count for count in SPLITS if count < limit], limit]:
                 seconds = copying * (others + summing * -(-slots // shares) / slots + partials * shares)
+                if tiles * shares == sm_count and not whole_rows:
+                    seconds += ADDING_LATE
                 divided.append((seconds * CLEAR_MARGIN, seconds, config, Partition(down * across * shares, 0)))
     # Whole tiles are ranked by `tile_rates`, and compared with divided ones by their expected times.
     ranked, expected, _, _ = min(whole, key=FIRST)

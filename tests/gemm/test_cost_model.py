@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.problems import PROPERTIES
 
 from numba_gemm.gemm import ladder_heuristics
-from numba_gemm.gemm.cost_model import LAUNCH, SOONER, Costs, memory_clocks
+from numba_gemm.gemm.cost_model import LAUNCH, SOONER, Costs, columns_clocks, memory_clocks
 from numba_gemm.gemm.heuristics import Problem, choose
 from numba_gemm.gemm.ladder_heuristics import best_of_ladder, considered_of, ranked_ladder
 from numba_gemm.gemm.ladder_rates import RATES, Rate, rate_of
@@ -127,6 +127,20 @@ def test_divisions_divide_every_k_tile_once(m, n, k, matrices, sm_count, cc):
             published = costs.stage.name == "thin"
             assert (made.workspace_bytes == 0) == (made.counters == 0 or published)
             assert least <= max(clocks, LAUNCH + in_bytes), "a division below the bound"
+
+
+def test_terms_that_a_lone_k_tile_leaves_out_count_where_tiles_follow_each_other():
+    """17361x2295x1 takes 45.6 us in these tiles on an H200; whole k-tiles would make it 74."""
+    costs = costs_of_key(("stream_k", 64, 128, 16))
+    full = 132 * costs.rate.resident
+    k_tiles = [costs.least(64 * tiles, 128, 1, 1, 0.0)[2] for tiles in (1, full, full + 1)]
+    assert k_tiles[:2] == [1.0, 1.0]
+    assert 1 / 16 <= k_tiles[2] < 0.6
+
+
+def test_short_rows_of_a_c_that_is_written_by_columns_share_sectors():
+    assert columns_clocks(1000, 4, 132) == columns_clocks(1000, 16, 132) / 4
+    assert columns_clocks(1000, 16, 132) == columns_clocks(1000, 5000, 132)
 
 
 def test_pieces_that_straddle_tiles_are_dearer():

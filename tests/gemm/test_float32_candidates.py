@@ -12,6 +12,7 @@ from support.problems import PROPERTIES
 from numba_gemm.gemm import precision as precisions
 from numba_gemm.gemm.cost_model import Costs
 from numba_gemm.gemm.explain import explain_shape
+from numba_gemm.gemm.fp32_auto import resolved
 from numba_gemm.gemm.heuristics import FUSED, Problem, best, choose, named, problem, ranked
 from numba_gemm.gemm.ladder_heuristics import considered_of
 from numba_gemm.gemm.ladder_rates import RATES, rate_of
@@ -163,6 +164,28 @@ def test_the_stage_that_was_measured_to_be_faster_is_the_choice(shape, layout, p
     found = [one.stage.name for one in ranked(problem(product_of(*shape, layout), H100, precision))]
     assert found[0] == faster[0]
     assert slower[0] in found
+
+
+# Sums of one k-tile, of which `fused_decomposition` was measured to take 1.4 and 1.9 times as long, on an H200.
+@pytest.mark.parametrize("shape", [(603, 526, 57), (116, 16194, 59)])
+def test_sums_of_one_k_tile_are_not_decomposed_in_the_kernel(shape):
+    for k, considered in ((shape[2], False), (64, False), (65, True)):
+        found = ranked(problem(product_of(*shape[:2], k, "NT", True), H100, "bf16x6"))
+        assert any(one.stage is FUSED for one in found) == considered
+    assert best(problem(product_of(*shape, "NT", True), H100, "bf16x6")).stage.name == "stream_k"
+
+
+def test_large_tiles_whose_rows_are_copied_by_floats_lose_to_float32():
+    """18x4216x5457 takes 60.6 us on an H200 in tiles of 128x64, and 45.8 us in float32."""
+    product = product_of(18, 4216, 5457, "NN", odd=True)
+    assert resolved("fp32_auto", product, H100) == "ieee"
+
+
+# Microseconds on an H200 in tf32x3, with 132 blocks and with fewer, as measured: 22.9 and 16.4, 23.0 and 19.1.
+@pytest.mark.parametrize("shape", [(64, 1, 15933), (229, 1, 8369)])
+def test_short_products_leave_multiprocessors_to_the_launch_that_adds(shape):
+    choice = best(problem(product_of(*shape, "TT"), H100, "tf32x3"))
+    assert 60 <= choice.partition.blocks < H100.sm_count
 
 
 @pytest.mark.parametrize(

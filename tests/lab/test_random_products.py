@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from numba_gemm.lab.bench import random_cases, random_products
+from numba_gemm.lab.bench import random_cases, random_products, steady
 from numba_gemm.lab.bench.buffers import HostLibrary
 from numba_gemm.models.roofline import gemm_flops
 
@@ -44,6 +44,25 @@ def test_the_faster_cublas_counts(torch, cupy, via, us, monkeypatch):
     assert (row["cublas_us"], row["cublas_call_us"], row["cublas_via"]) == (us, us + 1, via)
     assert {name.split("_")[0] for name in row} == {"cublas", "ieee"}
     assert ((names[1], False) in timed) == (cupy is not None and torch >= random_products.LEAST_US)
+
+
+@pytest.mark.parametrize(
+    ("times", "us", "lengths"),
+    [([50.0], 50.0, [0.04]), ([620.0, 640.0, 655.0, 657.0, 1.0], 657.0, [0.04, 0.15, 0.15, 0.15])],
+    ids=["short", "long"],
+)
+def test_long_products_count_once_their_times_have_settled(times, us, lengths, monkeypatch):
+    given, seen = iter(times), []
+
+    def window(_spans, length, _nvml=None):
+        seen.append(length)
+        return next(given), None
+
+    monkeypatch.setattr(random_products, "time_alone", lambda *_, **__: (one for one in ()))
+    monkeypatch.setattr(random_products, "plain_call_us", lambda _call, _stream, us, *_: us + 3)
+    monkeypatch.setattr(steady, "window", window)
+    assert random_products.alone(0, print) == (us, us + 3)
+    assert seen == lengths
 
 
 @pytest.mark.parametrize(

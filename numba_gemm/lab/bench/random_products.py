@@ -1,9 +1,9 @@
 """Products of random shapes and layouts, and router gates of mixture-of-experts models, each contender alone.
 
-Times are medians of CUDA-graph replays of one contender while nothing else runs, once they no longer change, and of
-batches of plain calls. Results are verified against float64 before they are timed. cuBLAS is called through PyTorch
-and, where it reads the operands in place and launching does not decide, by plain launches through CuPy; the faster one
-counts, which ``cublas_via`` names.
+Times are medians of CUDA-graph replays of one contender while nothing else runs, those of long products once power and
+clocks have settled, and of batches of plain calls. Results are verified against float64 before they are timed. cuBLAS
+is called through PyTorch and, where it reads the operands in place and launching does not decide, by plain launches
+through CuPy; the faster one counts, which ``cublas_via`` names.
 """
 
 import contextlib
@@ -30,8 +30,9 @@ from numba_gemm.runtime import ahead
 from numba_gemm.runtime.device import current_device, device_properties
 from numba_gemm.runtime.timing import plain_call_us, time_alone
 
-WINDOW_S, CALLS_S, MOST_CALLS = 0.03, 0.02, 2000
-SETTLED = 0.01  # relative difference of two windows that follow each other, before which power and clocks change
+WINDOW_S, CALLS_S, MOST_CALLS = 0.04, 0.02, 2000
+# Microseconds from which a product may be limited by power, and is run until two longer windows differ by this part.
+LIMITED_US, LIMITED_WINDOW_S, SETTLED = 100.0, 0.15, 0.01
 FP32_AUTO: Final = "fp32_auto"
 BF16X6: Final = "bf16x6"
 # Least ratio at every shape, by column: over cuBLAS, over the faster of cuBLAS and float32, over cuBLAS.
@@ -171,7 +172,9 @@ def alone(stream: int, call: Callable[[], Any], graphs: bool = True) -> tuple[fl
     """Return microseconds per replay at the steady state and per plain call of a contender; nothing else runs."""
     spans = time_alone(on_stream(call), stream=stream, max_repeats=400, graphs=graphs)
     with contextlib.closing(spans):
-        us, *_ = steady.steady_state(spans, WINDOW_S, within=SETTLED)
+        us, *_ = steady.window(spans, WINDOW_S)
+        if us >= LIMITED_US:
+            us, *_ = steady.steady_state(spans, LIMITED_WINDOW_S, within=SETTLED)
     return us, plain_call_us(on_stream(call), stream, us, CALLS_S, MOST_CALLS)
 
 
