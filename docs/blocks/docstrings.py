@@ -154,7 +154,7 @@ def measured_short_sums(found: Published) -> str:
     return (
         f"Measured: {len(ratios)} random products of up to {SHORT_TERMS} terms on {gpu(how)}, by tiled_sgemm: "
         f"{number(statistics.geometric_mean(ratios), 2)} of cuBLAS SGEMM in the geometric mean, "
-        f"{number(min(ratios), 2)} or more of it in each."
+        f"{number(math.floor(100 * min(ratios)) / 100, 2)} or more of it in each."
     )
 
 

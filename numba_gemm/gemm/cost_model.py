@@ -35,8 +35,8 @@ __all__ = ["Costs"]
 # 27,408 choices for 1,095 products on an H100 and an H200 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md).
 # The fit starts from earlier ones, which other rates and those of the largest two tiles are from. SOONER, WAIT,
 # PUBLISH, CHUNK_RATE, NARROW_FLOATS, RUN, and the rates of `thin` and `coalesced` are fitted again, to 6,876 choices
-# for 645 products, and nine of these rates to 6,613 for 511; LONE_COLUMNS is read from ten products with stores by up
-# to 35 blocks. For other GPUs, `lab choices` measures, and `python -m numba_gemm.lab.bench.fit` fits.
+# for 645 products, and rates of nine tiles of these and `short_sums` to 6,613 for 511; LONE_COLUMNS is read from ten
+# that up to 35 blocks store. For other GPUs, `lab choices` measures, and `python -m numba_gemm.lab.bench.fit` fits.
 # Clocks of a launch on all SMs, of a piece of a tile of C, and of each block of an SM; in `thin`, if blocks have one
 # k-tile of divided tiles each, which hides no copies, of each block in addition.
 LAUNCH, PIECE, BLOCK, ONE_K_TILE = 1850, 1400, 122, 300
@@ -51,8 +51,8 @@ MEMORY_OVERLAP = 2.58
 STORE, STORE_FLOATS = 32.2, 9.75
 # Factor by which stores of `short_sums` take longer if rows of C begin or end within a sector.
 PARTIAL_SECTORS = 1.27
-# The same, as limits of all SMs and of one, for a C whose rows in memory are columns of tiles: each float is written
-# for itself.
+# Bytes of C per clock that all SMs and one write at most if its rows in memory are columns of tiles: each float is
+# written for itself. All SMs write rows of less than two sectors in less time, as these are shared.
 STORE_COLUMNS, LONE_COLUMNS = 0.65, 1.2
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
 MEET, TRIP = 4310, 713
@@ -241,7 +241,7 @@ class Costs:
         k_tiles: float = -(-k // BK) or 1
         if self.stage.undivided:
             k_tiles = -(-k // SHORT_STEPS) * SHORT_STEPS / BK
-        elif most and (k > BK or tiles > self._blocks):  # else a lone k-tile waits
+        elif most and (k > BK or tiles > self._blocks):  # a lone k-tile waits, whatever k is
             beyond = (k_tiles * BK - k - 1) // 2 * 2
             if beyond > 0:
                 k_tiles -= (beyond if beyond < most else most) / BK
@@ -396,5 +396,5 @@ def memory_clocks(elements: int, bandwidth: float, clock_hz: float) -> float:
 
 
 def columns_clocks(elements: int, row: int, sm_count: int) -> float:
-    """Return the clocks that writing C by columns takes at least, but in `thin`; short rows of memory share sectors."""
+    """Return the least clocks to write C by columns, but in `thin`, if its rows in memory have `row` floats."""
     return FLOAT32_BYTES * elements * min(1.0, row / (2 * SECTOR)) / (STORE_COLUMNS * sm_count)

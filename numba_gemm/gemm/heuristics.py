@@ -168,7 +168,8 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     if only is None and timed and k > SHORT_SUM:
         others = _ranked_rows(wanted, most, ROWS_SHORT_COLUMNS if k < LONG_SUM else ROWS_COLUMNS)
         found = _sooner_first(found, others, wanted) if others else found
-    # `FUSED` does not divide longer sums; shorter ones, of one k-tile, took at least 1.2 times as long as in FP32.
+    # `FUSED` does not divide sums of `LONG_SUM` terms or more. With sums of one k-tile, it took at least 1.2 times as
+    # long as float32 multiply-adds.
     if only is None and timed and FUSED.configs[0].BK < k < LONG_SUM:
         access = FUSED_VECTORS if wanted.vectors else FUSED_ACCESS[wanted.a_contiguous + wanted.b_contiguous]
         seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count, access)

@@ -63,9 +63,10 @@ NARROW_ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
 # stepwise sums, and `FUSED_ACCESS` are fitted to 1,151 candidates for 73 products of 167 to 1,000 terms on an H100;
 # those of `persistent`, to 32 candidates for 17 products of 12 to 765 terms on an H200.
 ROWS_STEPWISE = 1.15
-# The same if A is copied float by float, by rows of a tile; fitted to 33 products in bf16x6 on an H200.
+# Factors by which tiles of `rows_in_registers` take longer if A is copied float by float, by rows of the tile. Fitted
+# to 33 products in bf16x6 on an H200.
 ROWS_FLOATS = {64: 1.2, 128: 1.35}
-# The same for operands that tensor maps describe.
+# TFLOP/s by the extents of a block tile, for operands that tensor maps describe.
 TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128): 275.0, (64, 64): 165.0}
 # TFLOP/s of an H200 at 16384 cubed, decomposition included; of short sums at 4096x4096x768.
 SPEEDS = {

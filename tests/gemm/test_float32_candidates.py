@@ -183,7 +183,7 @@ def test_large_tiles_whose_rows_are_copied_by_floats_lose_to_float32():
 
 # Microseconds on an H200 in tf32x3, with 132 blocks and with fewer, as measured: 22.9 and 16.4, 23.0 and 19.1.
 @pytest.mark.parametrize("shape", [(64, 1, 15933), (229, 1, 8369)])
-def test_short_products_leave_multiprocessors_to_the_launch_that_adds(shape):
+def test_products_with_few_tiles_leave_multiprocessors_to_the_launch_that_adds(shape):
     choice = best(problem(product_of(*shape, "TT"), H100, "tf32x3"))
     assert 60 <= choice.partition.blocks < H100.sm_count
 

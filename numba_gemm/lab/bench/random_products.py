@@ -1,9 +1,9 @@
 """Products of random shapes and layouts, and router gates of mixture-of-experts models, each contender alone.
 
-Times are medians of CUDA-graph replays of one contender while nothing else runs, those of long products once power and
-clocks have settled, and of batches of plain calls. Results are verified against float64 before they are timed. cuBLAS
-is called through PyTorch and, where it reads the operands in place and launching does not decide, by plain launches
-through CuPy; the faster one counts, which ``cublas_via`` names.
+Times are medians of CUDA-graph replays, and of batches of plain calls, of one contender while nothing else runs. Long
+products are timed once power and clocks have settled. Results are verified against float64 before they are timed.
+cuBLAS is called through PyTorch and, where it reads the operands in place and launching does not decide, by plain
+launches through CuPy; the faster one counts, which ``cublas_via`` names.
 """
 
 import contextlib
@@ -31,7 +31,8 @@ from numba_gemm.runtime.device import current_device, device_properties
 from numba_gemm.runtime.timing import plain_call_us, time_alone
 
 WINDOW_S, CALLS_S, MOST_CALLS = 0.04, 0.02, 2000
-# Microseconds from which a product may be limited by power, and is run until two longer windows differ by this part.
+# Products that take `LIMITED_US` or more may be limited by power. They are timed in windows of `LIMITED_WINDOW_S` until
+# the medians of two in a row differ by less than `SETTLED`.
 LIMITED_US, LIMITED_WINDOW_S, SETTLED = 100.0, 0.15, 0.01
 FP32_AUTO: Final = "fp32_auto"
 BF16X6: Final = "bf16x6"
@@ -169,7 +170,7 @@ def measured(library: HostLibrary, stream: int, calls: Calls, a: Any, b: Any, c:
 
 
 def alone(stream: int, call: Callable[[], Any], graphs: bool = True) -> tuple[float, float]:
-    """Return microseconds per replay at the steady state and per plain call of a contender; nothing else runs."""
+    """Return microseconds of a lone contender: per replay, if it takes long at a steady state, and per plain call."""
     spans = time_alone(on_stream(call), stream=stream, max_repeats=400, graphs=graphs)
     with contextlib.closing(spans):
         us, *_ = steady.window(spans, WINDOW_S)
