@@ -63,7 +63,7 @@ def _dense(a: str, b: str, m: int, k: int, n: int, dtypes: tuple[str, str] = BOT
 
 # Extents of usual products: whole vectors, and others.
 WHOLE = sorted({768, 3072, *(1 << i for i in range(6, 15))})
-ANY = (1, 16, 33, 64, 100, 101, 1000, 1001, 4096, 20000)
+ANY = (1, 16, 33, 64, 100, 101, 1000, 1001, 4096, 4099, 20000)
 
 
 def usual_products(layouts: Iterable[str], dtypes: tuple[str, str] = BOTH_FLOAT32) -> list[Product]:
