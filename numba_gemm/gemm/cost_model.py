@@ -241,7 +241,7 @@ class Costs:
         k_tiles: float = -(-k // BK) or 1
         if self.stage.undivided:
             k_tiles = -(-k // SHORT_STEPS) * SHORT_STEPS / BK
-        elif most and (k > BK or tiles > self._blocks):  # a lone k-tile waits, whatever k is
+        elif most and (k > BK or tiles > self._blocks):  # else a block's only k-tile waits, whatever k is
             beyond = (k_tiles * BK - k - 1) // 2 * 2
             if beyond > 0:
                 k_tiles -= (beyond if beyond < most else most) / BK

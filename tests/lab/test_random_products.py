@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from numba_gemm.kernels.product import LAYOUTS
 from numba_gemm.lab.bench import random_cases, random_products, steady
 from numba_gemm.lab.bench.buffers import HostLibrary
 from numba_gemm.models.roofline import gemm_flops
@@ -19,7 +20,7 @@ def test_shapes_are_spread_over_extents_layouts_and_alignments():
     assert all(gemm_flops(*shape) <= 4e12 for shape, *_ in cases)
     extents = [extent for shape, *_ in cases for extent in shape]
     assert 0.4 < sum(extent <= 141 for extent in extents) / len(extents) < 0.6  # the square root of 20,000
-    assert {layout for _, layout, _ in cases} == set(random_cases.LAYOUTS)
+    assert {layout for _, layout, _ in cases} == set(LAYOUTS)
     assert 0.63 < sum(aligned for *_, aligned in cases) / len(cases) < 0.70
 
 

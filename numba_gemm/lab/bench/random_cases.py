@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Final
 
 import numpy as np
 
@@ -14,15 +13,14 @@ from numba_gemm.gemm.compile_progress import fetch_with_progress
 from numba_gemm.gemm.fp32_auto import product_for, resolved
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.gemm.request import Request
-from numba_gemm.kernels.product import FLOAT32, Layout, Product
+from numba_gemm.kernels.product import FLOAT32, LAYOUTS, Layout, Product
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.device import DeviceProperties, current_device
 from numba_gemm.simulator.switch import SIMULATOR
 
-__all__ = ["LAYOUTS", "fetch_kernels", "operand", "pitch", "product_of", "random_cases"]
+__all__ = ["fetch_kernels", "operand", "pitch", "product_of", "random_cases"]
 
-LAYOUTS: Final = ("NN", "NT", "TN", "TT")  # one letter each for A and B; T is the transpose of a row-major matrix
 MOST_FLOPS = 4e12
 
 

@@ -170,7 +170,10 @@ def measured(library: HostLibrary, stream: int, calls: Calls, a: Any, b: Any, c:
 
 
 def alone(stream: int, call: Callable[[], Any], graphs: bool = True) -> tuple[float, float]:
-    """Return microseconds of a lone contender: per replay, if it takes long at a steady state, and per plain call."""
+    """Return microseconds per replay and per plain call of a contender while nothing else runs.
+
+    Replays of long products count once power and clocks have settled.
+    """
     spans = time_alone(on_stream(call), stream=stream, max_repeats=400, graphs=graphs)
     with contextlib.closing(spans):
         us, *_ = steady.window(spans, WINDOW_S)

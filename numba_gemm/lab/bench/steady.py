@@ -42,7 +42,7 @@ def measure(
 def steady_state(
     spans: Iterator[tuple[float, bool]], length_s: float, nvml: Nvml | None = None, within: float = SETTLED
 ) -> tuple[float, ClockSamples, bool]:
-    """Return median time and clocks of the first window that agrees with the one before, and True; or of the last."""
+    """Return median time and clocks of a window that agrees with the one before, and True; else of the last, False."""
     before = math.inf
     for _ in range(MOST_WINDOWS):
         us, clocks = window(spans, length_s, nvml)
