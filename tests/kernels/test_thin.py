@@ -25,6 +25,7 @@ FOUR = STAGES["thin"].test_config
 ONE = _lanes(4, 1, 4, 1, 32, slots=2)
 SIXTEEN = _lanes(8, 16, 4, 16, 4, slots=5)
 UNEVEN = _lanes(1, 4, 1, 4, 8, steps=2, slots=4)
+SINGLE = _lanes(1, 1, 1, 1, 32, slots=2)
 CONFIGS = {config.BN: config for config in (ONE, SIXTEEN, FOUR)}
 
 # Layouts of a matrix seen as (mn, k): views of larger arrays that are full of NaN.
@@ -133,6 +134,25 @@ def test_partial_vectors_at_the_end_of_a_row(a: str, b: str, past: int) -> None:
 @pytest.mark.parametrize("a", ["along1", "any"])
 def test_other_widths_in_floats(bn: int, a: str) -> None:
     check(CONFIGS[bn], 9, bn, 150, a=a, b="along1", beta=1.0)
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16, 32])
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_threads_with_one_sum(lanes: int, blocks: int) -> None:
+    check(_lanes(1, 1, 1, 1, lanes, slots=2), 3, 1, 1027, a="along1", b="along1", blocks=blocks, alpha=-2, beta=0.5)
+
+
+def test_a_large_term_leaves_the_last_bits_of_single_sums() -> None:
+    """Each lane has a term of 1, and 255 others that are small beside half a unit of it."""
+    k = 64 * SINGLE.BK
+    a, b, c = np.full((1, k), 2.0**-27, np.float32), np.ones((k, 1), np.float32), np.full((1, 1), np.nan, np.float32)
+    a[0, : SINGLE.BK : 4] = 1
+    exact = a.astype(np.float64).sum()
+    for blocks in (1, 3):
+        partition, _ = work_of(SINGLE, 1, 1, k, blocks, 0)
+        args = (np.float32(1), a, b, np.float32(0), c, partition, ())
+        launch(SINGLE, Variant("along4", "along1", c_aligned=False), args, partition, blocks, None)
+        assert abs(c[0, 0] - exact) <= 6 * 2.0**-24 * exact
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 5, 7])

@@ -214,7 +214,7 @@ RECORDS = (
         configs=(
             # for an A whose contiguous axis is k; the first for any A, the second and third for one of few rows
             _lanes(16, 1, 4, 1, 64, slots=4, min_blocks=2),
-            _lanes(1, 1, 1, 1, 128, slots=4, min_blocks=4),
+            _lanes(1, 1, 1, 1, 128, slots=4, min_blocks=8),
             _lanes(4, 1, 4, 1, 64, slots=6, min_blocks=6),
             _lanes(32, 4, 4, 4, 32, slots=4, min_blocks=2),
             _lanes(64, 8, 8, 8, 16, slots=4, min_blocks=2),

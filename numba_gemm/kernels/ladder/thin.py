@@ -13,7 +13,8 @@ Idea: such a product reads its operands once and computes little, so only the nu
     counter: the block with the last part waits for the others (`device.published`). More than 16 parts are divided into
     groups: the last block of each group adds its parts, and the tile's last block the groups' sums. In "bf16x6", sums
     are compensated: a thread adds what it rounded off to its next four terms (see `device.compensated`), and sums of
-    lanes and of blocks are added in float64.
+    lanes and of blocks are added in float64. In "ieee", a thread that has one sum adds groups of four products in
+    float64, and sums of 16 lanes are added in float64.
 Traffic: A and B once, if C is one tile; A once and BN/BM of its bytes for B, from the L2 cache, if it has more rows.
 Registers and shared memory: TM*TN accumulators, twice as many in "bf16x6", and 4*TM floats of A, or up to 64 floats of
     other blocks' parts; slots*(BM + BN + 2)*BK floats at most.
@@ -117,7 +118,11 @@ def build(config, variant):
     BOUNDS = (THREADS,) if DOUBLED else config.launch_bounds
     TOTALS = (TM, TN) if COMPENSATED else (1, 1)
     clear, add_exactly, finish = compensated_sums(TM, TN)
-    wide = float64 if COMPENSATED else float32  # sums of lanes and of blocks
+    PRECISE = SUMS == 1  # a thread has few additions, and they hardly take longer in float64
+    lane_type = float64 if PRECISE and not COMPENSATED else float32  # of a lane's sum
+    NEXT = 16 if PRECISE and LANES % 16 == 0 else 4  # lanes that are added to each other first
+    few = float64 if COMPENSATED else float32  # type of their sum
+    wide = float64 if COMPENSATED or PRECISE else float32  # of all lanes' sum, and of blocks'
     PART = THREADS * WORDS  # floats per part of a tile's sums
     require(
         config,
@@ -134,6 +139,13 @@ def build(config, variant):
             "slots hold the sums": config.dynamic_shared >= 4 * SUMS * SUMS_PITCH,
         },
     )
+
+    @device_function
+    def multiply_one(acc, values, four):
+        """Add the products of four k to the only sum, which is of float64 unless it is compensated."""
+        acc[0, 0] += lane_type(
+            (values[0, 0] * four[0] + values[0, 1] * four[1]) + (values[0, 2] * four[2] + values[0, 3] * four[3])
+        )
 
     @device_function
     def multiply_column(acc, values, four, j):
@@ -172,9 +184,25 @@ def build(config, variant):
             multiply_k(tiles, b_at, values, columns, acc, 1, s)
             multiply_k(tiles, b_at, values, columns, acc, 2, s)
             multiply_k(tiles, b_at, values, columns, acc, 3, s)
+        elif SUMS == 1:
+            multiply_one(acc, values, b_row(tiles, b_at, 0, s))
         else:
             for j in range(TN):
                 multiply_column(acc, values, b_row(tiles, b_at, j, s), j)
+
+    @device_function
+    def of_four(tiles, at):
+        """Add the sums of four lanes."""
+        four = shared_load4(tiles, at)
+        return (few(four[0]) + few(four[1])) + (few(four[2]) + few(four[3]))
+
+    @device_function
+    def of_sixteen(tiles, at):
+        return (of_four(tiles, at) + of_four(tiles, uint32(at + 16))) + (
+            of_four(tiles, uint32(at + 32)) + of_four(tiles, uint32(at + 48))
+        )
+
+    of_lanes = of_sixteen if NEXT == 16 else of_four
 
     @device_function
     def publish_results(partition, slot, tid, results, words):
@@ -238,7 +266,7 @@ def build(config, variant):
 
         values = cuda.local.array((TM, 4), float32)
         columns = cuda.local.array(TN, float32)
-        acc = cuda.local.array((TM, TN), float32)
+        acc = cuda.local.array((TM, TN), lane_type)
         total = cuda.local.array(TOTALS, float32)  # compensated sums, but for what acc still has
         results = cuda.local.array(RESULTS, wide)
         words = cuda.local.array(WORDS, float32)  # of a part that is published
@@ -326,16 +354,15 @@ def build(config, variant):
                 finish(total, acc)
             for r in range(TM):
                 for j in range(TN):
-                    shared_store1(tiles, uint32(start + 4 * (tid + (r * TN + j) * SUMS_PITCH)), acc[r, j])
+                    shared_store1(tiles, uint32(start + 4 * (tid + (r * TN + j) * SUMS_PITCH)), float32(acc[r, j]))
             cuda.syncthreads()  # all threads have stored their sums before any adds them
             for i in range(RESULTS):
                 e = uint32(tid + i * THREADS)
                 results[i] = wide(0)
                 if EVEN or e < uint32(BM * BN):
                     of_lane = uint32(start + 4 * (e % SUMS * SUMS_PITCH + e // SUMS * LANES))
-                    for part in range(0, LANES, 4):
-                        four = shared_load4(tiles, uint32(of_lane + 4 * part))
-                        results[i] += (wide(four[0]) + wide(four[1])) + (wide(four[2]) + wide(four[3]))
+                    for part in range(0, LANES, NEXT):
+                        results[i] += of_lanes(tiles, uint32(of_lane + 4 * part))
 
             final = True
             if uint32(last - first) < k_tiles:
