@@ -202,6 +202,7 @@ def _explanation(
     if isinstance(choice.stage, TensorStage):
         saved = sum(_prepared_seconds(product, choice, gpu) for product in products)
         shares = choice.stage.shares(config, oriented, choice.precision, choice.partition)
+    whole = choice.partition.whole if choice.partition and shares > 1 else tiles * oriented.batch.matrices
     converting = 0.0
     for product, one in zip(products, choices):
         own = one.oriented(product)
@@ -215,7 +216,7 @@ def _explanation(
         precision=precision,
         tile=(rows, cols, _terms(choice, oriented.k)),
         blocks=blocks,
-        whole_tiles=fields["whole"] if fields else tiles * oriented.batch.matrices if shares == 1 else 0,
+        whole_tiles=fields["whole"] if fields else whole,
         split=_split(fields, launches.counters or bool(fields["apart"]) * blocks, blocks) if fields else shares,
         a_access=a_access,
         b_access=b_access,

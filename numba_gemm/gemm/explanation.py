@@ -24,7 +24,8 @@ class Explanation:
     tile : tuple of int
         Rows and columns of a block tile of C, and terms of the sums that a block takes at a time.
     blocks : int
-        Blocks of the multiplication's launch.
+        Blocks of the multiplication's launch. On tensor cores, if some tiles are whole and blocks share others, of the
+        second launch, for the latter.
     whole_tiles : int
         Tiles of C that one block each computes.
     split : int
@@ -86,6 +87,7 @@ class Explanation:
             f"Up to {self.split} blocks share a tile, in a workspace of {self.workspace_bytes:,} bytes"
             if self.split > 1
             else "One block computes each tile",
+            *([f"{self.whole_tiles} tiles have one block each"] if self.split > 1 and self.whole_tiles else []),
             f"{'B as A' if self.swapped else 'A'} is loaded with access {self.a_access}, "
             f"{'A as B' if self.swapped else 'B'} with access {self.b_access}, "
             f"and C is written {'in vectors' if self.c_vectors else 'element by element'}",

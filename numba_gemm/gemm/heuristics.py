@@ -46,7 +46,7 @@ FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles 
 NARROW = 64  # rows and columns up to which tiles may be narrower than those that extents are rounded up to
 BYTES_COUNT = 4  # multiply-adds, in the time of the bytes, from which on these make no difference to a choice
 SHORT_SUM = 128  # terms, up to which float32 multiply-adds are considered for any C where `TIMED`
-DECOMPOSING = 1.5  # factor by which decomposed operands must be expected to be faster than those of tensor maps
+DECOMPOSING = 1.2  # factor by which decomposed operands must be expected to be faster than those of tensor maps
 
 
 def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> Problem:
@@ -162,6 +162,7 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
             wanted.a_narrow and stage is ROWS,
             written,
             stage is ROWS and not wanted.a_vectors and not wanted.a_narrow,
+            not wanted.epilogue,
         )
     ]
     timed = (precision, wanted.cc) == TIMED
@@ -263,7 +264,9 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     text = f"{tiles} tiles of {choice.config.BM}x{choice.config.BN} on {wanted.sm_count} SMs"
     by_tensor_cores = not isinstance(choice.stage, LadderStage)
     if choice.partition is not None and by_tensor_cores:
-        text += f", each divided among {choice.partition.blocks * wanted.matrices // tiles} blocks along K"
+        rest = tiles - choice.partition.whole
+        text += f", the last {rest} divided" if choice.partition.whole else ", each divided"
+        text += f" among {choice.partition.blocks * wanted.matrices // rest} blocks along K"
     elif choice.partition is not None:
         k_tiles = ceil_div(turned.k, choice.config.BK) or 1
         if choice.partition.whole == tiles:

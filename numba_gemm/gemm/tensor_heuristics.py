@@ -29,7 +29,7 @@ __all__ = [
 FIRST = itemgetter(0)
 
 # TFLOP/s of an H200 that has tiles of one size for all its multiprocessors, for precisions with one product of parts,
-# with several, with a compensated sum of several, and with one that is stepwise. Only ratios matter.
+# with several, with a compensated sum of several, and with one that is stepwise. Whole tiles are ranked by these.
 RATES: dict[str, dict[tuple[int, int], float]] = {
     "one": {(128, 256): 600.0, (128, 128): 480.0, (64, 128): 330.0, (64, 64): 220.0},
     "several": {(128, 128): 230.0, (64, 128): 168.0, (64, 64): 115.0},
@@ -39,15 +39,19 @@ RATES: dict[str, dict[tuple[int, int], float]] = {
 # Tiles that precisions other than bf16x6 do without, since each kernel takes time to compile. Smaller ones with
 # stepwise sums are left out, too: `fused_decomposition` computes most small products with short sums.
 LEFT_OUT = {(64, 96)}
-# The same rates in BF16 and F16 if no multiprocessor has more than one tile: operands are then read few times. TF32 has
-# half. Each kind begins with the number of products of parts that its rates are for. Those of "one" and "stepwise" are
-# measured on an H100, the others fitted to divided products on an H200.
-FEW_TILES_RATES: dict[str, tuple[int, dict[tuple[int, int], float]]] = {
-    "one": (1, {(128, 256): 700.0, (128, 128): 650.0, (64, 128): 660.0, (64, 64): 480.0}),
-    "several": (3, {(128, 128): 265.0, (64, 128): 225.0, (64, 64): 198.0}),
-    "compensated": (6, {(128, 128): 134.0, (64, 128): 125.0, (64, 96): 116.0, (64, 64): 100.0}),
-    "stepwise": (6, {(128, 128): 73.0, (64, 128): 73.0}),
+# The same rates if no multiprocessor has more than a few tiles: operands are then read few times, and power limits
+# less. Those of "several" and "compensated" are fitted to candidates of up to `FEW_TURNS` turns on an H200. Those of
+# "one" and "stepwise" were measured on an H100, and hold for one turn.
+FEW_TILES_RATES: dict[str, dict[tuple[int, int], float]] = {
+    "one": {(128, 256): 700.0, (128, 128): 650.0, (64, 128): 660.0, (64, 64): 480.0},
+    "several": {(128, 128): 265.0, (64, 128): 200.0, (64, 64): 157.0},
+    "compensated": {(128, 128): 126.0, (64, 128): 109.0, (64, 96): 98.0, (64, 64): 90.0},
+    "stepwise": {(128, 128): 73.0, (64, 128): 73.0},
 }
+# Numbers of products of parts that these rates are for; products that compensation takes as long as; and a factor for
+# precisions with scales. TF32 has half the rates.
+PRODUCTS = {"one": 1, "several": 3, "compensated": 6, "stepwise": 6}
+COMPENSATION, SCALED = 3.0, 0.87
 # The same of tiles of `rows_in_registers`, however many. Those of compensated sums are fitted to products of bf16x6 on
 # an H200, so that the faster of this stage and `persistent` is chosen; the others have not been timed.
 ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
@@ -88,13 +92,19 @@ STEPWISE_END, ROWS_STEPWISE_END = 0.1e-9, 0.25e-9
 STEPWISE_START = 1.0e-6
 MEMORY_EFFICIENCY = 0.8  # of device memory's theoretical bandwidth, that the decomposition reaches
 LAUNCH = 2e-6  # seconds that each launch before the last one adds
-# Divided sums: numbers of blocks per tile that are considered; seconds of the launch that adds partial sums; byte/s of
-# partial sums, written and read, which stay in the L2 cache; and the factor by which a division must be expected to be
-# faster.
+# Divided sums: numbers of blocks per tile that are considered if all blocks run at once; seconds of the launch that
+# adds partial sums; byte/s of partial sums, written and read, which stay in the L2 cache; and the factor by which a
+# division must be expected to be faster.
 SPLITS = (2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 132)
 ADDING, STEPWISE_ADDING, PARTIALS_RATE, CLEAR_MARGIN = 1.3e-6, 2.3e-6, 1.7e12, 1.03
+# In a turn, each multiprocessor computes one tile, or one share of a tile's sums. `FEW_TILES_RATES` hold, and sums are
+# divided, up to so many turns, and only if whole tiles fill no more than this fraction of their turns.
+FEW_TURNS, FULL = 8, 0.9
+# Numbers of blocks per tile that are considered if blocks do not run at once; byte/s of their partial sums; and seconds
+# from the end of whole tiles until blocks that share the others begin.
+FEW_SPLITS, PARTIALS_RATE_LATER, FOLLOWING = (2, 3, 4, 5, 6, 8), 1.6e12, 2.8e-6
 # Seconds that partial sums are added later if `persistent` leaves that launch no multiprocessor to begin on.
-ADDING_LATE = 0.9e-6
+ADDING_LATE = 1.5e-6
 # Tiles whose sums may be divided: those whose times were measured; and terms from which on they may be.
 SPLIT_TILES, SPLIT_TERMS = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128)), 192
 # Seconds that the first configuration of `fused_decomposition` takes in bf16x6: for the product, for each tile of a
@@ -112,7 +122,20 @@ WRITE_ONE, STEPWISE_WRITE_ONE = 0.17e-9, 0.085e-9
 @lru_cache(maxsize=64)
 def tile_rates(precision: TensorPrecision) -> dict[tuple[int, int], float]:
     """Return throughputs in TFLOP/s by the extents of a block tile."""
-    return RATES[_kind(precision)]
+    return _of_precision(RATES[_kind(precision)], precision)
+
+
+def few_tiles_rates(precision: TensorPrecision) -> dict[tuple[int, int], float]:
+    """Return throughputs in TFLOP/s by the extents of a block tile, with few tiles for each multiprocessor."""
+    return _of_precision(FEW_TILES_RATES[_kind(precision)], precision)
+
+
+def _of_precision(rates: dict[tuple[int, int], float], precision: TensorPrecision) -> dict[tuple[int, int], float]:
+    """Return rates of a kind of precisions for one of them, with as many products of parts."""
+    kind, other = _kind(precision), COMPENSATION if precision.compensated else 0.0
+    factor = (PRODUCTS[kind] + other) / (len(precision.products) + other)
+    factor *= (0.5 if precision.kind == "tf32" else 1.0) * (SCALED if precision.scaled else 1.0)
+    return {extents: rate * factor for extents, rate in rates.items()}
 
 
 def _kind(precision: TensorPrecision) -> str:
@@ -120,14 +143,6 @@ def _kind(precision: TensorPrecision) -> str:
     if precision.compensated:
         return "stepwise" if precision.stepwise else "compensated"
     return "one" if len(precision.products) == 1 else "several"
-
-
-def few_tiles_rates(precision: TensorPrecision) -> dict[tuple[int, int], float]:
-    """Return throughputs in TFLOP/s by the extents of a block tile, with at most one tile for each multiprocessor."""
-    count = len(precision.products)
-    most, rates = FEW_TILES_RATES[_kind(precision)]
-    factor = most / count / (2.0 if precision.kind == "tf32" else 1.0)
-    return {extents: rate * factor for extents, rate in rates.items()}
 
 
 def may_divide(stage: Stage, config: Any) -> bool:
@@ -167,6 +182,7 @@ def seconds_of(
     narrow_a: bool = False,
     written: tuple[int, int, bool] | None = None,
     floats: bool = False,
+    plain: bool = False,
 ) -> list[tuple[float, Any, Partition | None]]:
     """Return expected seconds of the multiplication, configuration and partition, the best first; the `most` best.
 
@@ -175,7 +191,8 @@ def seconds_of(
     byte/s, the seconds include the zeros that are written to fill the tiles of decomposed operands. If `narrow_a`, the
     stage reads an A of BF16 as it is. With `written`, the rows and columns of C and whether its rows begin at
     sectors, they include what a warpgroup's kernel takes longer for elements that it writes one by one: all, or those
-    of tiles that reach beyond C. If `floats`, `rows_in_registers` copies A float by float.
+    of tiles that reach beyond C. If `floats`, `rows_in_registers` copies A float by float. If C is `plain`, without an
+    epilogue, the first tiles may be whole and the others divided.
     """
     transposed = tma == "NN" and isinstance(stage, TmaStage)
     rows, cols = (n, m) if transposed else (m, n)
@@ -193,29 +210,46 @@ def seconds_of(
     if bandwidth and decomposed:
         zeros = matrices * k * FLOAT32_BYTES * own.parts / own.per_word / (MEMORY_EFFICIENCY * bandwidth)
     starting = STEPWISE_START if own.stepwise and not whole_rows else 0.0
+    several = decomposed and len(own.products) > 1 and (whole_rows or not own.stepwise)
+    few_turns, most_turns = FEW_TURNS if several else 1, FEW_TURNS if several and matrices == 1 else 1
     whole, divided = [], []
     for config, BM, BN, area, flops_per_s, slower, few_slower, end, one_by_one, divisible in rated:
         down, across = -(-rows // BM), -(-cols // BN)
         tiles = matrices * down * across
         rounds, filling = -(-tiles // sm_count), zeros * ((0 if whole_rows else down * BM - rows) + across * BN - cols)
         flops = area * flops_by_area
-        summing = flops / 1e12 * (few_slower if rounds == 1 else slower)
+        summing, few_summing = flops / 1e12 * slower, flops / 1e12 * few_slower
         other = filling + rounds * end + starting
         if written is not None:
             some = tiles - matrices * ((c_rows // BM) * (c_cols // BN) if at_sectors else 0)
             if some:  # partial sums, of divided ones, begin at sectors
                 other += one_by_one * -(-some // sm_count)
         copying = ROWS_FLOATS[BM] if floats else 1.0
-        times = copying * (other + rounds * flops / flops_per_s), copying * (other + rounds * summing)
-        whole.append((*times, config, None))
-        if divisible and 2 * tiles <= sm_count and k >= SPLIT_TERMS:
-            limit = min(slots, sm_count // tiles)
-            partials, others = 2 * FLOAT32_BYTES * area * tiles / PARTIALS_RATE, filling + TILE_END + adding
-            for shares in [*[count for count in SPLITS if count < limit], limit]:
-                seconds = copying * (others + summing * -(-slots // shares) / slots + partials * shares)
-                if tiles * shares == sm_count and not whole_rows:
-                    seconds += ADDING_LATE
-                divided.append((seconds * CLEAR_MARGIN, seconds, config, Partition(down * across * shares, 0)))
+        expected = copying * (other + rounds * (few_summing if rounds <= few_turns else summing))
+        whole.append((copying * (other + rounds * flops / flops_per_s), expected, config, None))
+        if not divisible or k < SPLIT_TERMS or rounds > most_turns or tiles > FULL * rounds * sm_count:
+            continue
+        before, others = 0, filling + adding
+        if plain and rounds > 1:  # all tiles of a few rows, or columns, in turns that are full, stay whole
+            full = (rounds - 1) * sm_count
+            before = max(full // across * across, full // down * down)
+            others += FOLLOWING + -(-before // sm_count) * (end + few_summing)
+        rest = tiles - before
+        if 2 * rest <= sm_count:
+            limit, least_shares = min(slots, sm_count // rest), sm_count // rest // 3 if before else 2
+            counts = [*[count for count in SPLITS if least_shares <= count < limit], limit]
+        else:
+            limit, enough = min(slots, most_turns * sm_count // rest), FULL * -(-rest // sm_count)
+            counts = [one for one in FEW_SPLITS if one <= limit and -(-rest * one // sm_count) <= enough * one]
+        partials = 2 * FLOAT32_BYTES * area * rest
+        for shares in counts:
+            turns = -(-rest * shares // sm_count)
+            seconds = others + turns * (TILE_END + few_summing * -(-slots // shares) / slots)
+            seconds += partials * shares / (PARTIALS_RATE if turns == 1 and not before else PARTIALS_RATE_LATER)
+            seconds *= copying
+            if rest * shares >= sm_count and not whole_rows:
+                seconds += ADDING_LATE
+            divided.append((seconds * CLEAR_MARGIN, seconds, config, Partition(rest * shares // matrices, before)))
     # Whole tiles are ranked by `tile_rates`, and compared with divided ones by their expected times.
     ranked, expected, _, _ = min(whole, key=FIRST)
     found = [(one * expected / ranked, seconds, config, None) for one, seconds, config, _ in whole] + divided
@@ -232,8 +266,8 @@ def _rated(stage: Stage, precision: str, short: bool, narrow_a: bool) -> tuple[T
     the configurations, with what is known of each.
 
     These are its extents, and the area of a tile; FLOP/s by which it is ranked; expected seconds per 10^12 FLOP with
-    tiles for all multiprocessors several times over, and with at most one for each; seconds that a tile takes beside
-    its sums, and longer if its elements are written one by one; and whether its sums may be divided.
+    tiles for all multiprocessors many times over, and with few for each; seconds that a tile takes beside its sums, and
+    longer if its elements are written one by one; and whether its sums may be divided.
     """
     k = 1 if short else LONG_SUM
     own = precision_for(precision, k)

@@ -38,9 +38,10 @@ class Partition(NamedTuple):
     Attributes
     ----------
     blocks : int
-        Blocks of the launch. On tensor cores: tiles of a matrix, times blocks that share each.
+        Blocks of the launch. On tensor cores: tiles of a matrix that are not whole, times blocks that share each.
     whole : int
-        Tiles of C that one block each computes; the k-tiles of the others are divided equally among all blocks.
+        Tiles of C that one block each computes; the k-tiles of the others are divided equally among all blocks. On
+        tensor cores: all tiles of the first rows, or of the first columns, which an earlier launch computes.
     """
 
     blocks: int

@@ -229,7 +229,7 @@ class Launches(NamedTuple):
 
     @property
     def multiplication(self) -> Step:
-        """The launch that multiplies."""
+        """The launch that multiplies; of two, the second one, which leaves partial sums."""
         return self.steps[-1 - self.behind]
 
     def with_operands_swapped(self) -> Launches:

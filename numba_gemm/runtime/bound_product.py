@@ -51,6 +51,7 @@ class BoundProduct:
         "_memory",
         "_offsets",
         "_operands_alone",
+        "_parts_read",
         "_read",
         "_tensor_maps",
         "device",
@@ -77,11 +78,12 @@ class BoundProduct:
         self._context, self._handles = context, tuple(handles)
         self.workspaces, self._tensor_maps, self._memory = workspaces, tensor_maps, workspace
         self._layout = FrameLayout(launches.steps)
-        others = self._layout.moving[len(ALWAYS) :]
+        others = self._layout.moving[len(ALWAYS) + len(self._layout.parts) :]
         self._operands_alone = not others
         self._offsets = [offset for slot, offset in others if slot == Slot.SCRATCH]
         self._counts = COUNTERS in others
-        self._read = [slot - Slot.VECTORS for slot, _ in others if slot >= Slot.VECTORS]
+        self._read = [(slot - Slot.VECTORS, offset) for slot, offset in others if slot >= Slot.VECTORS]
+        self._parts_read = any(offset for _, offset in self._read)
         self._maps: list[dict[int, int]] = [{} for _ in launches.maps]
         self._frames: list[Frame] = []
 
@@ -129,8 +131,9 @@ class BoundProduct:
         self, frame: Frame, alpha: float, a: int, b: int, beta: float, c: int, stream: int, vectors: Sequence[int]
     ) -> None:
         launches = self.launches
-        if len(vectors) > len(self._read):  # parts of prepared operands that the launches do not read
-            vectors = [vectors[i] for i in self._read]
+        if self._parts_read or len(vectors) > len(self._read):
+            # Of prepared operands, the launches read the end apart from all, or nothing.
+            vectors = [vectors[i] + offset for i, offset in self._read]
         if launches.maps:
             counters = self._counters(stream)
             self._pack(frame, (a, b, *counters), self.places, alpha, a, b, beta, c, vectors)

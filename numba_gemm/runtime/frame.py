@@ -57,9 +57,11 @@ class FrameLayout:
     ----------
     moving : tuple of Moving
         The distinct words that move: alpha, beta, A, B and C first, then the others by slot.
+    parts : tuple of Moving
+        Those of the others that are addresses within A, B and C, behind the first element; they come first.
     """
 
-    __slots__ = ("_configs", "_moved", "_places", "_starts", "_words", "moving", "packing")
+    __slots__ = ("_configs", "_moved", "_places", "_starts", "_words", "moving", "packing", "parts")
 
     def __init__(self, steps: Sequence[Step]) -> None:
         # Words that do not move are integers, also NumPy's: shapes of arrays may have these.
@@ -88,6 +90,7 @@ class FrameLayout:
         self._starts, self._configs, self._words, self._moved = starts, b"".join(configs), words, moved
         others = set(found).difference(ALWAYS)
         self.moving: tuple[Any, ...] = ALWAYS + tuple(sorted(others)) if others else ALWAYS
+        self.parts = tuple([word for word in self.moving[len(ALWAYS) :] if word[0] <= Slot.C])
         places = dict(zip(self.moving, range(0, 8 * len(self.moving), 8)))
         self._places = [places[word] for word in found]
         self.packing = _packing(len(places))
@@ -125,6 +128,19 @@ def _contents(count: int, size: int) -> struct.Struct:
 OPERANDS = _packing(len(ALWAYS))
 
 
+def _with_parts(pack: Callable[..., None], parts: Sequence[Moving]) -> Callable[..., None]:
+    """Return ``pack(alpha, beta, a, b, c, *others)``, which is to have the addresses of parts of A, B and C as well."""
+    if not parts:
+        return pack
+    placed = [(slot - Slot.A, offset) for slot, offset in parts]
+
+    def pack_with_parts(alpha: float, beta: float, a: int, b: int, c: int, *others: int) -> None:
+        operands = a, b, c
+        pack(alpha, beta, a, b, c, *[operands[i] + offset for i, offset in placed], *others)
+
+    return pack_with_parts
+
+
 class Frame:
     """Launches with values for their moving words; for one thread at a time.
 
@@ -142,9 +158,9 @@ class Frame:
     Attributes
     ----------
     move : callable
-        Takes new values for the moving words, in the order of `FrameLayout.moving`.
+        Takes new values for the moving words, in the order of `FrameLayout.moving`, but for parts of operands.
     move_operands : callable
-        Takes new values for the first five of them alone: alpha, beta, A, B and C.
+        Takes new values for the first five of them alone: alpha, beta, A, B and C, whose parts move with them.
     words_of : tuple of int
         For the caller to note: the addresses of scratch memory and counters, or of the operands of tensor maps and of
         counters, that the moving words behind the first five are of.
@@ -170,7 +186,9 @@ class Frame:
         current = ctypes.c_void_p(None)
         current_at = byref(current)
         of_stream = 0
-        move_operands = partial(OPERANDS.pack_into, memory, 0)
+        parts = layout.parts
+        operands = _packing(len(ALWAYS) + len(parts)) if parts else OPERANDS
+        move_operands = _with_parts(partial(operands.pack_into, memory, 0), parts)
 
         # Functions of cells, which are read faster than attributes.
 
@@ -200,7 +218,7 @@ class Frame:
             return True
 
         self.words_of: tuple[int, ...] = (0, 0)
-        self.move: Callable[..., None] = partial(layout.packing.pack_into, memory, 0)
+        self.move: Callable[..., None] = _with_parts(partial(layout.packing.pack_into, memory, 0), layout.parts)
         self.move_operands: Callable[..., None] = move_operands
         self.in_context: Callable[[], bool] = in_context
         self.enqueue: Callable[[float, int, int, float, int, int], bool] = enqueue

@@ -266,6 +266,7 @@ def _simulated(
                 shape, strides = (layout.rows, layout.cols), (layout.row_stride, layout.col_stride)
                 memory = scratch if slot == Slot.SCRATCH else vectors[slot - Slot.VECTORS].owner
                 return at_address(memory, memory.ctypes.data + argument.place.offset, shape, strides)
+            assert not argument.place.offset, "stages of the simulator take no parts of operands"
             return values[slot].view(layout)
         if not isinstance(step.kernel.variant, int | Variant):  # no stage that shares tiles
             return argument.words

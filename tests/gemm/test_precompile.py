@@ -35,7 +35,7 @@ LONG = {  # for long sums
         f"rows_in_registers_bf16x6_{which}"
         for which in ("128x64-c2p1_across1", "64x64-c1p1_across1", "stepwise_64x64-c1p1_across1")
     ),
-    "rows_in_registers_bf16x6_stepwise_64x64-c1p1_any",
+    *(f"rows_in_registers_bf16x6_stepwise_{tile}_any" for tile in ("64x64-c1p1", "128x64-c2p1")),
 }
 FUSED = {  # for short sums only
     f"fused_decomposition_bf16x6_stepwise_32x32x64-4x8-w32x32-k4-s3_{a}_{b}"

@@ -15,12 +15,14 @@ from support.tensor_core_cases import passed
 import numba_gemm
 from numba_gemm.gemm import heuristics, tensor_heuristics
 from numba_gemm.gemm import precision as precisions
+from numba_gemm.gemm.explain import explain_shape
 from numba_gemm.gemm.heuristics import Problem
 from numba_gemm.kernels.product import ONE, Batch, Product, dense
 from numba_gemm.kernels.stage import Gpu, Partition
-from numba_gemm.kernels.step import Slot
+from numba_gemm.kernels.step import MatrixAt, Moving, Slot
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.kernels.tensor_core.stage import (
+    ROW_BYTES,
     THREADS,
     AddPartialsVariant,
     add_partials_kernel,
@@ -72,6 +74,20 @@ def test_every_slot_is_in_one_share(slots, shares, own_rows):
     sizes = {end - begin for begin, end in bounds}
     assert min(sizes) >= 1
     assert max(sizes) - min(sizes) <= 1
+
+
+@simulated
+def test_sums_of_the_first_rows_alone_are_whole():
+    from numba_gemm.kernels.tensor_core.split_k import share
+
+    assert share(np.uint32(2), np.uint32(3), np.uint32(7), np.uint32(40)) == (2, 0, 40)
+
+
+def test_a_product_of_whole_tiles_is_not_divided():
+    for partition in (Partition(15, 15), Partition(150, 15), Partition(15, 20)):
+        made = PERSISTENT.launches(SMALL, dense_product(300, 190, 5000), "bf16x6", partition, GPU)
+        assert made.multiplication is made.steps[-1]
+        assert made.multiplication.grid == (15, 1, 1)
 
 
 @pytest.mark.parametrize(("shares", "threads"), [(2, 1), (4, 1), (5, 2), (8, 2), (16, 4), (17, 8), (132, 8)])
@@ -286,6 +302,63 @@ def test_steps_of_a_split_product(precision):
     assert [step.overlaps for step in made.steps][1:] == [True] * (len(made.steps) - 1)
 
 
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("precision", ["bf16x6", "fp16x3"])
+def test_whole_tiles_come_before_divided_ones(precision, transposed):
+    """Of 5 x 3 tiles (or 3 x 5), 6 are whole, and the rest of C, A and the parts are those of the other 9."""
+    m, n, k, shares = 300, 190, 5000, 4
+    if transposed:
+        m, n = n, m
+    product = dense_product(m, n, k)
+    whole = PERSISTENT.launches(SMALL, product, precision, None, GPU)
+    made = PERSISTENT.launches(SMALL, product, precision, Partition(9 * shares, 6), GPU)
+    *before, multiplies, divided, adds = made.steps
+    assert before == list(whole.steps[:-1])
+    assert [step.overlaps for step in made.steps][1:] == [True] * (len(made.steps) - 1)
+    assert made.multiplication is divided
+    assert multiplies.kernel is divided.kernel is whole.multiplication.kernel
+    assert [step.grid for step in (multiplies, divided)] == [(6, 1, 1), (36, 1, 1)]
+    # the first 128 rows, or columns, are computed as in a product of whole tiles
+    alpha, a, b, beta, c, x, y, words = whole.multiplication.arguments
+    first = c.layout._replace(**{"cols" if transposed else "rows": 128})
+    words = words._replace(words=(*words.words[:-1], 6))  # tiles, as blocks that keep in step count them
+    assert multiplies.arguments == (alpha, a, b, beta, c._replace(layout=first), x, y, words)
+    # behind them are the rest of C and of one operand, its parts, and its marks and scales
+    rest_c, rest_x, rest_y = adds.arguments[4:7]
+    assert (rest_c.layout[:2], rest_c.place.offset) == (
+        ((m, n - 128), 4 * 128) if transposed else ((m - 128, n), 4 * n * 128)
+    )
+    assert rest_x == (x if transposed else x._replace(place=Moving(Slot.A, 4 * k * 128), layout=dense("N", m - 128, k)))
+    assert rest_y == (MatrixAt(Moving(Slot.B, 4 * 128), y.layout._replace(cols=n - 128)) if transposed else y)
+    assert divided.arguments[5:7] == (rest_x, rest_y)
+    for i, mine in ((1, not transposed), (2, transposed)):
+        parts, marks, (at, layout) = divided.arguments[i], adds.arguments[i], whole.multiplication.arguments[i]
+        assert parts == MatrixAt(Moving(at.slot, at.offset + mine * 128 * ROW_BYTES), layout)
+        assert marks == MatrixAt(Moving(at.slot, at.offset + mine * 128 * 4), layout)
+    size = shares * (3 * 64) ** 2
+    partials = divided.arguments[4]
+    assert partials == adds.arguments[7]
+    assert partials.layout[:2] == (shares * 3 * 64, 3 * 64)
+    assert partials.place == Moving(Slot.SCRATCH, whole.scratch_bytes)
+    assert made.scratch_bytes == whole.scratch_bytes + 4 * size
+    assert adds.arguments[8].words[6] == shares
+    assert adds.grid == (math.ceil(rest_c.layout.rows * rest_c.layout.cols / THREADS), 1, 1)
+
+
+def test_whole_tiles_keep_in_step():
+    product = dense_product(64 * 30, 64 * 20, 2048)
+    made = PERSISTENT.launches(SMALL, product, "bf16x6", Partition(9 * 40, 560), GPU)
+    *_, multiplies, divided, _ = made.steps
+    assert (made.counters, made.paced) == (1, True)
+    assert multiplies.arguments[7].words[-2:] == (Moving(Slot.COUNTERS), 5 * 132)
+    assert divided.arguments[7].words[-2:] == (0, 0)
+
+
+def test_tiles_that_are_no_whole_rows_or_columns_are_refused():
+    with pytest.raises(ValueError, match=r"7 of 5 x 3 tiles .* expected a multiple of either extent"):
+        PERSISTENT.launches(SMALL, dense_product(300, 190, 5000), "bf16x6", Partition(16, 7), GPU)
+
+
 def test_a_grid_has_no_more_blocks_than_multiprocessors():
     made = PERSISTENT.launches(SMALL, dense_product(512, 512, 1 << 16), "bf16x6", Partition(64 * 5, 0), GPU)
     assert made.multiplication.grid == (132, 1, 1)
@@ -350,6 +423,63 @@ def test_sums_are_divided_if_few_tiles_have_long_ones(precision, extents, divide
     choice = heuristics.named("persistent", Problem(*extents, precision=precision))
     assert (choice.partition is not None) == divided
     assert ("divided among" in choice.reason) == divided
+
+
+# On an H200, the first took 17.7 us divided among 128 blocks and 24.3 by tensor maps; the second, 63 and 47.
+@pytest.mark.parametrize(
+    ("extents", "layouts", "divided"), [((116, 986, 2995), "TT", True), ((1845, 5, 8825), "NN", False)]
+)
+def test_operands_in_tf32_are_decomposed_if_that_is_sooner_by_a_fifth(monkeypatch, extents, layouts, divided):
+    monkeypatch.setattr(precisions, "SIMULATOR", False)
+    choice = heuristics.choose(Problem(*extents, precision="tf32", tma=layouts))
+    assert (choice.stage.name == "persistent") == divided
+
+
+# On an H200, these took 67 us instead of 76, 85 instead of 99, 316 instead of 373, 200 instead of 239 with divided sums
+# for all tiles, and 106 instead of 120.
+@pytest.mark.parametrize(
+    ("extents", "precision", "whole"),
+    [
+        ((1536, 1536, 1536), "fp16x3", 132),
+        ((2304, 1024, 2048), "fp16x3", 128),
+        ((2500, 2500, 2500), "tf32x3", 380),
+        ((1600, 1600, 5000), "fp16x3", 130),
+        ((2100, 1500, 900), "bf16x6", 391),
+    ],
+)
+def test_whole_tiles_in_full_turns_leave_a_rest_that_is_divided(monkeypatch, extents, precision, whole):
+    monkeypatch.setattr(precisions, "SIMULATOR", False)
+    wanted = Problem(*extents, precision=precision)
+    choice = heuristics.choose(wanted)
+    config, (blocks, found) = choice.config, choice.partition
+    rows, cols = -(-extents[0] // config.BM), -(-extents[1] // config.BN)
+    rest = rows * cols - whole
+    assert found == whole
+    assert whole % rows == 0 or whole % cols == 0
+    assert blocks % rest == 0
+    assert 2 <= blocks // rest <= 132 // rest
+    assert f"{rows * cols} tiles of {config.BM}x{config.BN}" in choice.reason
+    assert f"the last {rest} divided among {blocks // rest} blocks along K" in choice.reason
+    assert heuristics.best(wanted)._replace(reason=choice.reason) == choice
+    told = explain_shape(*extents, precision=precision)
+    assert (told.whole_tiles, told.split, told.blocks) == (whole, blocks // rest, blocks)
+    for other in (wanted._replace(epilogue=True), wanted._replace(matrices=2)):
+        assert all(one.partition is None or not one.partition.whole for one in heuristics.ranked(other, choice.stage))
+
+
+@pytest.mark.parametrize("precision", ["bf16x6", "fp16x3", "tf32x3"])
+def test_tiles_of_some_turns_are_divided_if_sums_are_long(precision):
+    """1100x1100x8000 has 81 tiles of 128x128: a turn of 132 multiprocessors, or 243 thirds of tiles in two turns."""
+    ways = tensor_heuristics.seconds_of(PERSISTENT, precision, 1100, 1100, 8000, 1, 132, "")
+    assert Partition(243, 0) in [partition for _, _, partition in ways]
+    assert ways[0][2] is not None
+
+
+def test_one_product_of_parts_is_divided_among_blocks_of_one_turn_alone():
+    for extents in ((1536, 1536, 1536), (1100, 1100, 8000), (3000, 900, 6000)):
+        ways = tensor_heuristics.seconds_of(PERSISTENT, "bf16", *extents, 1, 132, "", plain=True)
+        assert all(partition is None or partition.blocks <= 132 for _, _, partition in ways)
+        assert all(partition is None or not partition.whole for _, _, partition in ways)
 
 
 # On an H200, 74x1x828 takes 5.9 us in bf16, and 6.1 us divided among eight blocks; 376x10x460 takes 9.1 us in bf16x3,
@@ -478,6 +608,121 @@ def test_every_configuration_with_every_number_of_shares(precision, index, share
     synchronize()
     error, place = worst(c, *(lambda exact, size: (exact, tensor_bound(precision, k) * size))(*exact_and_size(a, b)))
     assert error <= 1, f"C{[*map(int, place)]} has an error of {error:.3g} bounds"
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("name", "index", "precision", "by_columns", "layout", "shares"),
+    covering(
+        ["persistent", "rows_in_registers"],
+        range(2),
+        ["bf16x6", "fp16x3", "bf16", "tf32x3"],
+        [False, True],
+        ["NN", "NT", "TN", "TT"],
+        [2, 5, 40],
+    ),
+)
+def test_whole_tiles_and_divided_ones(name, index, precision, by_columns, layout, shares):
+    """With alpha and beta, and elements of all kinds on both sides of the boundary, into a C within an array."""
+    import torch
+
+    from numba_gemm.runtime.launch import launch
+    from numba_gemm.runtime.matrix import Matrix
+
+    stage = TENSOR_STAGES[name]
+    if precision not in stage.precisions or (name == "rows_in_registers" and precision != "bf16x6"):
+        precision = "bf16x6"
+    config, (m, n, k) = stage.configs[index], (700, 520, 3001)
+    a = torch.randn(m, k, device="cuda") if layout[0] == "N" else torch.randn(k, m, device="cuda").T
+    b = torch.randn(k, n, device="cuda") if layout[1] == "N" else torch.randn(n, k, device="cuda").T
+    a[3, 7], a[690, 1], b[9, 20], b[5, 500], a[600, 2990] = math.inf, math.nan, -math.inf, math.inf, -math.inf
+    before = torch.randn(m, n, device="cuda")
+    guarded = torch.full((m + 2, n + 3), float("nan"), device="cuda")
+    c = guarded[1:-1, 1:-2]
+    rows, cols = -(-m // config.BM), -(-n // config.BN)
+    whole = rows * 2 if by_columns else cols * 3
+    partition, found = Partition((rows * cols - whole) * shares, whole), []
+    for _ in range(2):
+        c.copy_(before)
+        torch.cuda.synchronize()
+        x, y, z = (Matrix(one.data_ptr(), *one.shape, *(4 * s for s in one.stride()), 0, one) for one in (a, b, c))
+        launch(stage, config, 1.5, x, y, -0.5, z, precision=precision, partition=partition)
+        torch.cuda.synchronize()
+        found.append(c.clone())
+    exact = 1.5 * (a.double() @ b.double()) - 0.5 * before.double()
+    special = ~exact.isfinite()
+    assert special.sum() > m + n
+    torch.testing.assert_close(found[0][special].double(), exact[special], rtol=0, atol=0, equal_nan=True)
+    size = 1.5 * (a.double().abs() @ b.double().abs()) + 0.5 * before.double().abs()
+    error = (found[0].double() - exact).abs() / ((tensor_bound(precision, k) + 4 * UNIT) * size)
+    assert float(error[~special].max()) <= 1
+    assert torch.equal(found[0].nan_to_num(7.0), found[1].nan_to_num(7.0))
+    c.fill_(float("nan"))
+    assert torch.isnan(guarded).all(), "nothing beside C is written"
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("extents", "precision", "narrow"),
+    [
+        ((1536, 1536, 1536), "fp16x3", False),
+        ((1600, 1600, 5000), "tf32x3", False),
+        ((20000, 64, 3000), "bf16x6", False),
+        ((64, 20000, 3000), "bf16x6", False),
+        ((20000, 64, 3000), "bf16x6", True),
+        ((20000, 64, 12000), "bf16x6", True),
+        ((1100, 1100, 8000), "bf16x6", False),
+        ((1, 18944, 4096), "fp16x3", False),
+    ],
+)
+def test_divided_rests_in_all_ways_of_calling(extents, precision, narrow):
+    """A first call and others, on another stream, by plans, in graphs, and with prepared operands: the same bits."""
+    import torch
+
+    (m, n, k), options = extents, {"precision": precision}
+    a, b = torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")
+    a = a.bfloat16() if narrow else a
+    told = numba_gemm.explain(a, b, **options)
+    assert narrow or told.split > 1
+    assert told.whole_tiles > 0 or narrow or m == 1100
+    expected = numba_gemm.tiled_sgemm(a, b, **options)
+    exact, size = exact_and_size(a, b)
+    assert worst(expected, exact, (tensor_bound(precision, k) + UNIT) * size)[0] <= 1
+    out, stream = torch.empty_like(expected), torch.cuda.Stream()
+    planned = numba_gemm.plan(m, n, k, dtype=("bfloat16", "float32") if narrow else "float32", **options)
+    weights = numba_gemm.prepare(b, precision)
+    left = a if narrow else numba_gemm.prepare(a, precision, side="a")
+
+    def in_graph():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            numba_gemm.tiled_sgemm(a, b, out, **options)
+        graph.replay()
+
+    def on_stream():
+        with torch.cuda.stream(stream):
+            numba_gemm.tiled_sgemm(a, b, out, **options)
+
+    ways = {
+        "again": lambda: numba_gemm.tiled_sgemm(a, b, out, **options),
+        "moved": lambda: numba_gemm.tiled_sgemm(a.clone(), b.clone(), out, **options),
+        "stream": on_stream,
+        "graph": in_graph,
+        "plan": lambda: planned(a, b, out),
+        "B is prepared": lambda: numba_gemm.tiled_sgemm(a, weights, out, **options),
+        "A is prepared": lambda: numba_gemm.tiled_sgemm(left, b, out, **options),
+        "both are prepared": lambda: numba_gemm.tiled_sgemm(left, weights, out, **options),
+    }
+    for name, way in ways.items():
+        for _ in range(3):
+            torch.cuda.synchronize()
+            out.fill_(float("nan"))
+            torch.cuda.synchronize()
+            way()
+            torch.cuda.synchronize()
+            assert torch.equal(out, expected), name
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import struct
 import threading
 import types
 import weakref
@@ -24,7 +25,7 @@ from numba_gemm.kernels.ladder.partitions import PartitionLayout, default_partit
 from numba_gemm.kernels.ladder.stage import ANY
 from numba_gemm.kernels.product import Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Gpu, Partition
-from numba_gemm.kernels.step import Moving, Slot
+from numba_gemm.kernels.step import Moving, Scalar, Slot
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import driver as driver_module
 from numba_gemm.runtime import launch, once_per_key, tensor_maps
@@ -118,7 +119,34 @@ EVERY_STEP = {
     "tf32_tma, TT": ("tf32_tma", "tf32", {"a": ACROSS, "b": ACROSS}),
     "tf32_tma, a batch": ("tf32_tma", "tf32", {"batch": BATCHED}),
     "tf32_tma, vectors": ("tf32_tma", "tf32", {"epilogue": abs, "vectors": ((8, 4), (9, -8))}),
+    **{
+        f"{stage}, {precision}, {which}, whole {side}, {''.join(ready) or 'nothing'} prepared": (
+            stage,
+            precision,
+            {
+                **dict(zip("abc", (dense("N", m, 2048), dense("N", 2048, n), dense("N", m, n)))),
+                "prepared": ("a" in ready, "b" in ready),
+            },
+        )
+        for which, (m, n), side in (("5 x 4 tiles", (640, 512), "rows"), ("3 x 7 tiles", (384, 896), "columns"))
+        for stage, precision in (("persistent", "fp16x3"), ("rows_in_registers", "bf16x6"))
+        for ready in ("", "a", "b", "ab")
+    },
 }
+
+
+def value_of(word):
+    """Return the float32 of a constant's word."""
+    return struct.unpack("<f", struct.pack("<I", word))[0]
+
+
+def partition_of(case, stage):
+    """One that needs a workspace; or one with some whole tiles, and two blocks for each of the others."""
+    if "whole rows" in case:
+        return Partition(24 if stage.name == "persistent" else 48, 8 if stage.name == "persistent" else 16)
+    if "whole columns" in case:
+        return Partition(24 if stage.name == "persistent" else 66, 9)
+    return Partition(5, 0) if stage.takes_partition else None
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -129,14 +157,15 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, swapped):
     name, precision, changes = EVERY_STEP[case]
     stage, product = STAGES[name], Product(SQUARE, SQUARE, SQUARE)._replace(**changes)
     device = devices.get_device(0)
-    partition = Partition(5, 0) if stage.takes_partition else None  # a workspace is needed
+    partition = partition_of(case, stage)
     launches = stage.launches(stage.configs[0], product, precision, partition, Gpu((9, 0), 132))
+    assert len(launches.steps) >= 3 or "whole" not in case
     launches = launches.with_operands_swapped() if swapped else launches
     bound = device.loaded(launches)
     for turn in range(3):
         alpha, beta, stream = 0.5 + turn, -2.0 * turn, 40 + (turn > 0)
         a, b, c = (1 << 44) + 4096 * (turn > 0), (1 << 45) + 4096 * (turn > 0), (1 << 46) - 16 * turn
-        vectors = [(1 << 43) + 4 * i + turn for i in range(len(product.vectors))]
+        vectors = [(1 << 43) + 4 * i + turn for i in range(len(product.vectors) + sum(product.prepared))]
         with gpu.recording() as made:
             bound.enqueue(alpha, a, b, beta, c, stream, vectors)
         values = {Slot.ALPHA: alpha, Slot.BETA: beta, Slot.A: a, Slot.B: b, Slot.C: c}
@@ -153,7 +182,11 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, swapped):
             values[Slot.SCRATCH], values[Slot.COUNTERS] = device.workspaces.reserve(stream, *needs)
         assert len(made) == len(launches.steps)
         for did, step in zip(made, launches.steps, strict=True):
-            words = [word for argument in step.arguments for word in argument.words]
+            words = [
+                value_of(word) if isinstance(argument, Scalar) and isinstance(word, int) else word
+                for argument in step.arguments
+                for word in argument.words
+            ]
             words = [values[word.slot] + word.offset if isinstance(word, Moving) else word for word in words]
             told = [x for one in did.arguments.values() for x in (one if isinstance(one, list) else [one])]
             assert told == words
@@ -163,9 +196,9 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, swapped):
 
 
 def test_steps_and_kernels_agree_on_the_number_of_parameters():
-    for name, precision, changes in EVERY_STEP.values():
+    for case, (name, precision, changes) in EVERY_STEP.items():
         stage, product = STAGES[name], Product(SQUARE, SQUARE, SQUARE)._replace(**changes)
-        partition = Partition(5, 0) if stage.takes_partition else None
+        partition = partition_of(case, stage)
         for step in stage.launches(stage.configs[0], product, precision, partition, Gpu((9, 0), 132)).steps:
             assert [max(size, 1) for size in parameters(step.kernel).values()] == [
                 len(argument.words) for argument in step.arguments

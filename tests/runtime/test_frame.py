@@ -110,6 +110,14 @@ STEPS = {
         [step_of(ALPHA, Words((Moving(Slot.FIRST_MAP),)), Words((Moving(Slot.SECOND_MAP),)), BETA, C, Words((5,)))],
         [Moving(Slot.FIRST_MAP), Moving(Slot.SECOND_MAP)],
     ),
+    "parts of operands": (
+        [
+            step_of(
+                ALPHA, A, MatrixAt(Moving(Slot.C, 64), C.layout), MatrixAt(Moving(Slot.A, 256), A.layout), PARTS, BETA
+            )
+        ],
+        [Moving(Slot.A, 256), Moving(Slot.C, 64), PARTS.place],
+    ),
     "three steps": (
         [
             step_of(A, PARTS, B, Words((0, 7))),
@@ -197,6 +205,24 @@ def made(monkeypatch):
     monkeypatch.setattr(frames, "raw", driver.raw)
     layout = FrameLayout(steps)
     return driver, layout, lambda: Frame(layout, [111, 222], 77)
+
+
+def test_parts_of_operands_move_with_them(monkeypatch):
+    """Also where only scalars and operands are told."""
+    (step,), (first, second, _) = STEPS["parts of operands"]
+    driver = Driver([step])
+    monkeypatch.setattr(frames, "raw", driver.raw)
+    layout = FrameLayout([step])
+    assert layout.parts == (first, second)
+    frame = Frame(layout, [111], None)
+    frame.move(2.0, 0.5, 4096, 0, 512, 1 << 20)
+    frame.launch(0)
+    for a, c in ((4096, 512), (8192, 1024)):
+        driver.launched.clear()
+        frame.move_operands(2.0, 0.5, a, 0, c)
+        frame.launch(0)
+        ((*_, found),) = driver.launched
+        assert [found[1], found[6], found[11], found[16]] == [a, c + 64, a + 256, 1 << 20]
 
 
 def test_launches_in_order_on_a_stream(made):

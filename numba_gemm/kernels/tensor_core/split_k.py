@@ -5,6 +5,9 @@ its own in the scratch memory. These matrices lie below each other, so the multi
 times as many rows. A second kernel adds the S partial sums of each element, then does what the end of a tile does
 otherwise: it removes the scales, recomputes what is not finite, and writes C with alpha, beta and the epilogue.
 
+If only the tiles of the last rows of C are divided, or those of the last columns, the multiplying kernel is launched
+twice: for the other tiles, which it writes to C, and for these, as for a product of their own.
+
 A thread adds every `groups`-th partial sum of an element, in order of k, and the first thread adds the sums of the
 others, in order. So the same product gives the same bits. Each addition's rounding error is found exactly (Knuth, "The
 Art of Computer Programming", volume 2, section 4.2.2), and all errors are added at the end: beside one rounding per
@@ -34,9 +37,9 @@ def share(row, rows, own_rows, k_slots):
     """Return the tile row of C that a tile row of the partial sums belongs to, its first slot, and its end.
 
     There are `rows` tile rows of partial sums, `own_rows` of them for each share, and at least as many slots as shares.
-    A sum that is not divided is one share.
+    A sum that is not divided is one share; then `own_rows` may be more, if only the first `rows` are computed.
     """
-    if rows == own_rows:
+    if rows <= own_rows:
         return row, uint32(0), k_slots
     i, shares = uint32(row // own_rows), uint32(rows // own_rows)
     each = uint32(k_slots // shares)

@@ -117,6 +117,31 @@ def threads_per_sum(splits: int) -> int:
     return next(count for count in (1, 2, 4, 8) if count == 8 or splits <= PARTIALS_PER_THREAD * count)
 
 
+def first_divided(whole: int, rows: int, cols: int) -> tuple[int, int]:
+    """Return the first tile row and the first tile column whose sums are divided; one of them is 0.
+
+    Of `rows` times `cols` tiles, `whole` ones are not divided: all tiles of the first rows, or of the first columns.
+    """
+    if whole % cols == 0:
+        return whole // cols, 0
+    if whole % rows:
+        raise ValueError(f"{whole} of {rows} x {cols} tiles are to be whole; expected a multiple of either extent")
+    return 0, whole // rows
+
+
+def behind(matrix: MatrixAt, row: int, col: int) -> MatrixAt:
+    """Return the submatrix that begins at an element."""
+    slot, layout = matrix.place.slot, matrix.layout
+    step, part = layout.part(row, col, layout.rows - row, layout.cols - col)
+    return MatrixAt(Moving(slot, matrix.place.offset + step), part)
+
+
+def later(matrix: MatrixAt, floats: int) -> MatrixAt:
+    """Return a matrix of the same layout that begins some floats later."""
+    slot, offset = matrix.place
+    return matrix._replace(place=Moving(slot, offset + FLOAT32_BYTES * floats))
+
+
 def words_of_turns(tiles: int, matrices: int, gpu: Gpu) -> tuple[Word, int]:
     """Return the address of the counter by which blocks keep in step, and the tiles rounded up to a multiple of them.
 
@@ -211,12 +236,14 @@ class TensorStage(Stage):
         return "across1" if a.row_stride == FLOAT32_BYTES and a.col_stride != FLOAT32_BYTES else "any"
 
     def shares(self, config: TensorConfig, product: Product, precision: str, partition: Partition | None) -> int:
-        """Return the number of blocks among which a partition divides each sum."""
+        """Return the number of blocks among which a partition divides each sum that is not whole."""
         if partition is None or not self.splits:
             return 1
-        tiles = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN)
+        rest = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN) - partition.whole
+        if rest <= 0:
+            return 1
         slots = max(1, ceil_div(product.k, self.precision_for(precision, product.k).slot_k))
-        return max(1, min(partition.blocks // tiles, slots))
+        return max(1, min(partition.blocks // rest, slots))
 
     def own_launches(
         self, config: TensorConfig, product: Product, precision: str, partition: Partition | None, gpu: Gpu
@@ -233,8 +260,8 @@ class TensorStage(Stage):
         across = MatrixAt(AT_B, product.b.transposed)
         batch, own, places = product.batch, made.steps, made.arguments
         a_step, b_step, c_step = batch.a[-1], batch.b[-1], batch.c[-1]
-        of_a, of_b = product.prepared
-        wanted = not (of_a or self.reads_rows), not of_b
+        a_ready, b_ready = product.prepared
+        wanted = not (a_ready or self.reads_rows), not b_ready
         before = decomposing_steps(made, (x, across), (a_step, b_step), wanted, batched, gpu, self.waits)
         overlaps = self.waits and bool(before)
         arguments: tuple[Any, ...] = (ALPHA, *places[:2], BETA, z)
@@ -246,28 +273,49 @@ class TensorStage(Stage):
         # Blocks of warpgroups fill a multiprocessor and stay; of others there is one per tile.
         most = gpu.sm_count if isinstance(config, WarpgroupConfig) else MAX_GRID_X
         shares = self.shares(config, product, precision, partition)
-        grid = (min(shares * rows * cols, most), made.matrices, 1)
+        turns: tuple[Word, int] = (0, 0)
+        whole = rows * cols if partition is None or shares == 1 else partition.whole
+        if self.in_step and whole:
+            turns = words_of_turns(whole, made.matrices, gpu)
+        paced, words = turns[0] != 0, Words((own[0], own[1], c_step, a_step, b_step, *turns))
+        of_a, of_b = places[:2]
+        marks = of_a, of_b
         if shares == 1:
-            turns = words_of_turns(rows * cols, made.matrices, gpu) if self.in_step else (0, 0)
-            arguments += (x, y, Words((own[0], own[1], c_step, a_step, b_step, *turns)), *vectors)
-            paced, steps = turns[0] != 0, (*before, Step(kernel, grid, block, arguments, overlaps))
+            arguments += (x, y, words, *vectors)
+            steps = (*before, Step(kernel, (min(whole, most), made.matrices, 1), block, arguments, overlaps))
             return Launches(steps, made.bytes, int(paced), paced=paced)
+        if whole:  # tiles of the first rows or columns; all that follows is about the other tiles
+            assert made.matrices == 1
+            assert product.epilogue is None, "its indices are those of all of C"
+            row, col = first_divided(whole, rows, cols)
+            row, col = row * config.BM, col * config.BN
+            first = z._replace(layout=product.c.part(0, 0, row or product.m, col or product.n)[1])
+            arguments = (ALPHA, of_a, of_b, BETA, first, x, y, words)
+            before += (Step(kernel, (min(whole, most), 1, 1), block, arguments, overlaps),)
+            # Words of a row's parts are `ROW_WORDS` further than those of the row before; marks and scales, 1 further.
+            marks = (of_a if self.reads_rows else later(of_a, row)), later(of_b, col)
+            of_b = later(of_b, col * ROW_WORDS)
+            of_a = of_b if self.reads_rows else later(of_a, row * ROW_WORDS)
+            x, y, z = behind(x, row, 0), behind(y, 0, col), behind(z, row, col)
+            rows, cols = ceil_div(z.layout.rows, config.BM), ceil_div(z.layout.cols, config.BN)
         pitch = FLOAT32_BYTES * cols * config.BN
         sums = Layout(shares * rows * config.BM, cols * config.BN, pitch, FLOAT32_BYTES)
         partials, step = MatrixAt(Moving(Slot.SCRATCH, made.bytes), sums), sums.rows * pitch
         kernel = self.kernel_of(config, kernel.variant._replace(epilogue=None, vectors=0))
         words = Words((own[0], own[1], step, a_step, b_step, 0, 0))
-        arguments = (ALPHA_ONE, *places[:2], BETA_ZERO, partials, x, y, words)
-        multiplies = Step(kernel, grid, block, arguments, overlaps)
+        arguments = (ALPHA_ONE, of_a, of_b, BETA_ZERO, partials, x, y, words)
+        grid = (min(shares * rows * cols, most), made.matrices, 1)
+        multiplies = Step(kernel, grid, block, arguments, self.waits and bool(before))
         narrow_a = isinstance(config, NarrowRowsConfig)
         groups, variant = threads_per_sum(shares), AddPartialsVariant(product.epilogue, len(vectors), narrow_a)
         slot_bits = tensor_precision.slot_bits if tensor_precision.parts > 1 else 0
         counts = shares, groups, slot_bits, 2 if self.reads_rows else int(tensor_precision.scaled)
         words = Words((own[0], own[1], c_step, a_step, b_step, step, *counts))
-        arguments = (ALPHA, *places[:2], BETA, z, x, y, partials, words, *vectors)
-        grid = (ceil_div(product.m * product.n, THREADS // groups), made.matrices, 1)
+        arguments = (ALPHA, *marks, BETA, z, x, y, partials, words, *vectors)
+        grid = (ceil_div(z.layout.rows * z.layout.cols, THREADS // groups), made.matrices, 1)
         adds = Step(add_partials_kernel(variant), grid, (THREADS, 1, 1), arguments, self.waits)
-        return Launches((*before, multiplies, adds), made.bytes + step * made.matrices, behind=1)
+        scratch = made.bytes + step * made.matrices
+        return Launches((*before, multiplies, adds), scratch, int(paced), behind=1, paced=paced)
 
     def pieces(self, config: TensorConfig, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
         """Divide a product into parts that one sequence of launches can compute.
