@@ -48,8 +48,8 @@ FEW_TILES_RATES: dict[str, dict[tuple[int, int], float]] = {
     "compensated": {(128, 128): 126.0, (64, 128): 109.0, (64, 96): 98.0, (64, 64): 90.0},
     "stepwise": {(128, 128): 73.0, (64, 128): 73.0},
 }
-# Numbers of products of parts that these rates are for; products that compensation takes as long as; and a factor for
-# precisions with scales. TF32 has half the rates.
+# Numbers of products of parts that these rates are for. Compensation takes as long as so many more; precisions with
+# scales have so much of the rates, and TF32 has half of them.
 PRODUCTS = {"one": 1, "several": 3, "compensated": 6, "stepwise": 6}
 COMPENSATION, SCALED = 3.0, 0.87
 # The same of tiles of `rows_in_registers`, however many. Those of compensated sums are fitted to products of bf16x6 on

@@ -132,7 +132,7 @@ class BoundProduct:
     ) -> None:
         launches = self.launches
         if self._parts_read or len(vectors) > len(self._read):
-            # Of prepared operands, the launches read the end apart from all, or nothing.
+            # Launches read the parts of a prepared operand from several places on, or not at all.
             vectors = [vectors[i] + offset for i, offset in self._read]
         if launches.maps:
             counters = self._counters(stream)

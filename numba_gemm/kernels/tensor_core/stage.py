@@ -292,7 +292,7 @@ class TensorStage(Stage):
             first = z._replace(layout=product.c.part(0, 0, row or product.m, col or product.n)[1])
             arguments = (ALPHA, of_a, of_b, BETA, first, x, y, words)
             before += (Step(kernel, (min(whole, most), 1, 1), block, arguments, overlaps),)
-            # Words of a row's parts are `ROW_WORDS` further than those of the row before; marks and scales, 1 further.
+            # From a row of A or of B to the next, it is `ROW_WORDS` words in the parts, and one in marks and scales.
             marks = (of_a if self.reads_rows else later(of_a, row)), later(of_b, col)
             of_b = later(of_b, col * ROW_WORDS)
             of_a = of_b if self.reads_rows else later(of_a, row * ROW_WORDS)
