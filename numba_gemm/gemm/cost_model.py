@@ -44,8 +44,8 @@ LAUNCH, PIECE, BLOCK, ONE_K_TILE = 1850, 1400, 122, 300
 SOONER = 69
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.31
-# So do these and the operands' bytes, but for `thin`.
-MEMORY_OVERLAP = 2.58
+# So do these and the operands' bytes, but for `thin`; and how much longer that takes if its last round is not full.
+MEMORY_OVERLAP, LAST_ROUND = 2.58, 1.1
 # Bytes of C per clock that an SM writes: in vectors, or float by float through shared memory; and float by float from
 # where the sums are, as small thread tiles do without an epilogue.
 STORE, STORE_FLOATS = 32.2, 9.75
@@ -344,12 +344,12 @@ class Costs:
                 rounds, rest = divmod(resident, each)
                 clocks = rounds * (first + each * store + line * k_tile[each] - left_out * saved[each])
                 if in_groups and rest:  # the last round begins when the others have read their share of the bytes
-                    share = memory * rounds * most / blocks
-                    clocks = clocks if clocks > share else share
+                    clocks = max(clocks, memory * rounds * most / blocks)
                 if rest and each == 2 and not in_groups:  # an SM's two blocks end together, and two others begin
                     rest = 2
                 if rest:
                     clocks += first + rest * store + line * k_tile[rest] - left_out * saved[rest]
+                    clocks *= LAST_ROUND if in_groups else 1.0
                 whole = tiles
             elif whole:
                 each_tile = line * k_tile[resident] - left_out * saved[resident]
