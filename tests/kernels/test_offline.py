@@ -45,7 +45,7 @@ K_STEPS = {
     "snake_order": lambda config: 2,
     "basic_stream_k": lambda config: 2,
     "stream_k": lambda config: 2,
-    "thin": lambda config: 4,
+    "thin": lambda config: 4 if config.TM * config.TN > 1 else 2,  # a single sum adds pairs that begin with an FMUL
 }
 
 BY_ELEMENT = ("thin",)  # stages whose operands all travel by asynchronous copies, and whose C is too narrow for vectors

@@ -37,9 +37,9 @@ def share(row, rows, own_rows, k_slots):
     """Return the tile row of C that a tile row of the partial sums belongs to, its first slot, and its end.
 
     There are `rows` tile rows of partial sums, `own_rows` of them for each share, and at least as many slots as shares.
-    A sum that is not divided is one share; then `own_rows` may be more, if only the first `rows` are computed.
+    A sum that is not divided is one share.
     """
-    if rows <= own_rows:
+    if rows == own_rows:
         return row, uint32(0), k_slots
     i, shares = uint32(row // own_rows), uint32(rows // own_rows)
     each = uint32(k_slots // shares)

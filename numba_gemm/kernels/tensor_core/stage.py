@@ -289,8 +289,10 @@ class TensorStage(Stage):
             assert product.epilogue is None, "its indices are those of all of C"
             row, col = first_divided(whole, rows, cols)
             row, col = row * config.BM, col * config.BN
-            first = z._replace(layout=product.c.part(0, 0, row or product.m, col or product.n)[1])
-            arguments = (ALPHA, of_a, of_b, BETA, first, x, y, words)
+            # Kernels compare the rows of A and of C, so A ends with them, too.
+            first_c = z._replace(layout=product.c.part(0, 0, row or product.m, col or product.n)[1])
+            first_x = x._replace(layout=product.a.part(0, 0, row or product.m, product.k)[1])
+            arguments = (ALPHA, of_a, of_b, BETA, first_c, first_x, y, words)
             before += (Step(kernel, (min(whole, most), 1, 1), block, arguments, overlaps),)
             # From a row of A or of B to the next, it is `ROW_WORDS` words in the parts, and one in marks and scales.
             marks = (of_a if self.reads_rows else later(of_a, row)), later(of_b, col)
