@@ -6,7 +6,8 @@ times as many rows. A second kernel adds the S partial sums of each element, the
 otherwise: it removes the scales, recomputes what is not finite, and writes C with alpha, beta and the epilogue.
 
 If only the tiles of the last rows of C are divided, or those of the last columns, the multiplying kernel is launched
-twice: for the other tiles, which it writes to C, and for these, as for a product of their own.
+twice: for the other tiles, which it writes to C, and for these, as for a product of their own. With an epilogue, whose
+indices are those of all of C, and in batches, all tiles are divided or none.
 
 A thread adds every `groups`-th partial sum of an element, in order of k, and the first thread adds the sums of the
 others, in order. So the same product gives the same bits. Each addition's rounding error is found exactly (Knuth, "The
