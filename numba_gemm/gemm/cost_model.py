@@ -44,7 +44,7 @@ LAUNCH, PIECE, BLOCK, ONE_K_TILE = 1850, 1400, 122, 300
 SOONER = 69
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.31
-# So do these and the operands' bytes, but for `thin`; and how much longer that takes if its last round is not full.
+# So do these and the operands' bytes, but for `thin`; factor by which that takes longer if its last round is not full.
 MEMORY_OVERLAP, LAST_ROUND = 2.58, 1.1
 # Bytes of C per clock that an SM writes: in vectors, or float by float through shared memory; and float by float from
 # where the sums are, as small thread tiles do without an epilogue.

@@ -24,8 +24,7 @@ class Explanation:
     tile : tuple of int
         Rows and columns of a block tile of C, and terms of the sums that a block takes at a time.
     blocks : int
-        Blocks of the multiplication's launch. On tensor cores, if some tiles are whole and blocks share others, of the
-        second launch, for the latter.
+        Blocks of the multiplication's launch; of the second one, if one computes whole tiles and one divided ones.
     whole_tiles : int
         Tiles of C that one block each computes.
     split : int

@@ -40,8 +40,8 @@ RATES: dict[str, dict[tuple[int, int], float]] = {
 # stepwise sums are left out, too: `fused_decomposition` computes most small products with short sums.
 LEFT_OUT = {(64, 96)}
 # The same rates if no multiprocessor has more than a few tiles: operands are then read few times, and power limits
-# less. Those of "several" and "compensated" are fitted to candidates of up to `FEW_TURNS` turns on an H200. Those of
-# "one" and "stepwise" were measured on an H100, and hold for one turn.
+# less. Those of "several" and "compensated" are fitted to candidates of up to `FEW_ROUNDS` rounds on an H200. Those of
+# "one" and "stepwise" were measured on an H100, and hold for one round.
 FEW_TILES_RATES: dict[str, dict[tuple[int, int], float]] = {
     "one": {(128, 256): 700.0, (128, 128): 650.0, (64, 128): 660.0, (64, 64): 480.0},
     "several": {(128, 128): 265.0, (64, 128): 200.0, (64, 64): 157.0},
@@ -97,9 +97,9 @@ LAUNCH = 2e-6  # seconds that each launch before the last one adds
 # division must be expected to be faster.
 SPLITS = (2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 132)
 ADDING, STEPWISE_ADDING, PARTIALS_RATE, CLEAR_MARGIN = 1.3e-6, 2.3e-6, 1.7e12, 1.03
-# In a turn, each multiprocessor computes one tile, or one share of a tile's sums. `FEW_TILES_RATES` hold, and sums are
-# divided, up to so many turns, and only if whole tiles fill no more than this fraction of their turns.
-FEW_TURNS, FULL = 8, 0.9
+# In a round, each multiprocessor computes a tile, or a share of a tile's sums. Up to so many rounds, `FEW_TILES_RATES`
+# hold, and sums are divided if whole tiles fill no more than this fraction of their rounds.
+FEW_ROUNDS, FULL = 8, 0.9
 # Numbers of blocks per tile that are considered if blocks do not run at once; byte/s of their partial sums; and seconds
 # from the end of whole tiles until blocks that share the others begin.
 FEW_SPLITS, PARTIALS_RATE_LATER, FOLLOWING = (2, 3, 4, 5, 6, 8), 1.6e12, 2.8e-6
@@ -211,7 +211,8 @@ def seconds_of(
         zeros = matrices * k * FLOAT32_BYTES * own.parts / own.per_word / (MEMORY_EFFICIENCY * bandwidth)
     starting = STEPWISE_START if own.stepwise and not whole_rows else 0.0
     several = decomposed and len(own.products) > 1 and (whole_rows or not own.stepwise)
-    few_turns, most_turns = FEW_TURNS if several else 1, FEW_TURNS if several and matrices == 1 else 1
+    few_rounds = FEW_ROUNDS if several else 1
+    most_rounds = few_rounds if matrices == 1 and not narrow_a else 1  # the others have not been timed
     whole, divided = [], []
     for config, BM, BN, area, flops_per_s, slower, few_slower, end, one_by_one, divisible in rated:
         down, across = -(-rows // BM), -(-cols // BN)
@@ -225,27 +226,28 @@ def seconds_of(
             if some:  # partial sums, of divided ones, begin at sectors
                 other += one_by_one * -(-some // sm_count)
         copying = ROWS_FLOATS[BM] if floats else 1.0
-        expected = copying * (other + rounds * (few_summing if rounds <= few_turns else summing))
+        expected = copying * (other + rounds * (few_summing if rounds <= few_rounds else summing))
         whole.append((copying * (other + rounds * flops / flops_per_s), expected, config, None))
-        if not divisible or k < SPLIT_TERMS or rounds > most_turns or tiles > FULL * rounds * sm_count:
+        if not divisible or k < SPLIT_TERMS or rounds > most_rounds or tiles > FULL * rounds * sm_count:
             continue
         before, others = 0, filling + adding
-        if plain and rounds > 1:  # all tiles of a few rows, or columns, in turns that are full, stay whole
+        if plain and rounds > 1:  # all tiles of a few rows, or columns, in rounds that are full, stay whole
             full = (rounds - 1) * sm_count
             before = max(full // across * across, full // down * down)
             others += FOLLOWING + -(-before // sm_count) * (end + few_summing)
         rest = tiles - before
         if 2 * rest <= sm_count:
+            # Behind whole tiles, fewer blocks than a third of those that fit were never the fastest.
             limit, least_shares = min(slots, sm_count // rest), sm_count // rest // 3 if before else 2
             counts = [*[count for count in SPLITS if least_shares <= count < limit], limit]
         else:
-            limit, enough = min(slots, most_turns * sm_count // rest), FULL * -(-rest // sm_count)
+            limit, enough = min(slots, most_rounds * sm_count // rest), FULL * -(-rest // sm_count)
             counts = [one for one in FEW_SPLITS if one <= limit and -(-rest * one // sm_count) <= enough * one]
         partials = 2 * FLOAT32_BYTES * area * rest
         for shares in counts:
-            turns = -(-rest * shares // sm_count)
-            seconds = others + turns * (TILE_END + few_summing * -(-slots // shares) / slots)
-            seconds += partials * shares / (PARTIALS_RATE if turns == 1 and not before else PARTIALS_RATE_LATER)
+            rounds = -(-rest * shares // sm_count)
+            seconds = others + rounds * (TILE_END + few_summing * -(-slots // shares) / slots)
+            seconds += partials * shares / (PARTIALS_RATE if rounds == 1 and not before else PARTIALS_RATE_LATER)
             seconds *= copying
             if rest * shares >= sm_count and not whole_rows:
                 seconds += ADDING_LATE

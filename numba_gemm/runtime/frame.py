@@ -125,11 +125,8 @@ def _contents(count: int, size: int) -> struct.Struct:
     return struct.Struct(f"={count}q{size}s")
 
 
-OPERANDS = _packing(len(ALWAYS))
-
-
 def _with_parts(pack: Callable[..., None], parts: Sequence[Moving]) -> Callable[..., None]:
-    """Return ``pack(alpha, beta, a, b, c, *others)``, which is to have the addresses of parts of A, B and C as well."""
+    """Return ``(alpha, beta, a, b, c, *others)``, which packs these, and parts of A, B and C before the others."""
     if not parts:
         return pack
     placed = [(slot - Slot.A, offset) for slot, offset in parts]
@@ -186,9 +183,8 @@ class Frame:
         current = ctypes.c_void_p(None)
         current_at = byref(current)
         of_stream = 0
-        parts = layout.parts
-        operands = _packing(len(ALWAYS) + len(parts)) if parts else OPERANDS
-        move_operands = _with_parts(partial(operands.pack_into, memory, 0), parts)
+        operands = _packing(len(ALWAYS) + len(layout.parts))
+        move_operands = _with_parts(partial(operands.pack_into, memory, 0), layout.parts)
 
         # Functions of cells, which are read faster than attributes.
 

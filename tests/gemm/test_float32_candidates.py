@@ -182,7 +182,7 @@ def test_large_tiles_whose_rows_are_copied_by_floats_lose_to_float32():
     assert resolved("fp32_auto", product, H100) == "ieee"
 
 
-def test_few_tiles_behind_a_full_turn_of_blocks_are_divided():
+def test_few_tiles_behind_a_full_round_of_blocks_are_divided():
     """On an H200, 14x19336x597 takes 32.3 us in 605 blocks of `thin`, and 20.8 us in 396, which run at once."""
     gpu = dataclasses.replace(H100, memory_bandwidth=4.8e12)
     choice = best(problem(product_of(14, 19336, 597, "NN", odd=False), gpu))

@@ -11,7 +11,7 @@ from support.covering import covering
 from support.halves import to_bf16
 from support.offline import offline
 from support.simulated_parts import float32_sums, marks_of
-from support.tensor_core_cases import compiled_rows
+from support.tensor_core_cases import compiled_rows, tensor_matrix
 
 import numba_gemm
 from numba_gemm.gemm import heuristics
@@ -269,15 +269,6 @@ def test_compiled_kernels_hold_the_rows_in_registers(index, precision):
 SHAPES = [(1, 1, 1), (64, 64, 64), (65, 63, 1100), (130, 70, 1025), (300, 200, 130), (513, 65, 3072), (5, 9, 0)]
 
 
-def place_of(x):
-    """Return a tensor's matrix."""
-    from numba_gemm.runtime.matrix import Matrix
-
-    size = x.element_size()
-    strides = (size * step for step in x.stride())
-    return Matrix(x.data_ptr(), *x.shape, *strides, 0, x, "bfloat16" if size == 2 else "float32")
-
-
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
@@ -299,7 +290,8 @@ def test_products(index, precision, shares, shape):
     tiles = -(-m // config.BM) * -(-n // config.BN)
     partition = Partition(shares * tiles, 0) if shares > 1 else None
     torch.cuda.synchronize()
-    launch(ROWS, config, 1.5, *map(place_of, (a, b)), -0.5, place_of(c), precision=precision, partition=partition)
+    x, y, z = map(tensor_matrix, (a, b, c))
+    launch(ROWS, config, 1.5, x, y, -0.5, z, precision=precision, partition=partition)
     torch.cuda.synchronize()
     exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
     error = (c.double() - (1.5 * exact - 0.5 * before.double())).abs()
@@ -325,7 +317,7 @@ def test_special_values_on_a_gpu(shares, swapped):
     b[7, :30] = 0  # an infinity times zero
     expected, c = a.double() @ b.double(), torch.zeros(150, 70, device="cuda")
     special = ~torch.isfinite(expected)
-    given = (place_of(b.T), place_of(a.T), place_of(c.T)) if swapped else tuple(map(place_of, (a, b, c)))
+    given = tuple(map(tensor_matrix, (b.T, a.T, c.T) if swapped else (a, b, c)))
     partition = Partition(shares * 4, 0) if shares > 1 else None
     options = {"precision": "bf16x6", "partition": partition, "swapped": swapped}
     torch.cuda.synchronize()

@@ -12,7 +12,7 @@ from numba import cuda, float32
 from support.covering import covering
 from support.offline import offline
 from support.simulated_parts import float32_sums, recomposed, simulated_decomposition
-from support.tensor_core_cases import compiled_rows
+from support.tensor_core_cases import compiled_rows, tensor_matrix
 
 import numba_gemm
 from numba_gemm.device.async_copy import commit_group, wait_group
@@ -448,7 +448,6 @@ def test_products_have_the_bits_of_persistent(index, precision, shares, shape, l
 
     from numba_gemm.runtime.device import synchronize
     from numba_gemm.runtime.launch import launch
-    from numba_gemm.runtime.matrix import Matrix
 
     torch.manual_seed(shape[2])
     m, n, k = shape
@@ -463,7 +462,7 @@ def test_products_have_the_bits_of_persistent(index, precision, shares, shape, l
     c.copy_(before)
     for stage, config, out in ((ROWS, ROWS.configs[index], c), (PERSISTENT, SMALL, expected)):
         torch.cuda.synchronize()
-        x, y, z = (Matrix(one.data_ptr(), *one.shape, *(4 * s for s in one.stride()), 0, one) for one in (a, b, out))
+        x, y, z = map(tensor_matrix, (a, b, out))
         tiles = -(-m // config.BM) * -(-n // config.BN)
         partition = Partition(shares * tiles, 0) if shares > 1 else None
         launch(stage, config, 1.5, x, y, -0.5, z, precision=precision, partition=partition)
@@ -484,7 +483,6 @@ def test_special_values_on_a_gpu(shares):
     import torch
 
     from numba_gemm.runtime.launch import launch
-    from numba_gemm.runtime.matrix import Matrix
 
     generator = np.random.default_rng(2)
     a, b = (generator.standard_normal(extents).astype(np.float32) for extents in ((150, 2000), (2000, 70)))
@@ -496,11 +494,9 @@ def test_special_values_on_a_gpu(shares):
     config, x, y = ROWS.configs[0], torch.from_numpy(a).cuda(), torch.from_numpy(b).cuda()
     c = torch.zeros(150, 70, device="cuda")
     torch.cuda.synchronize()
-    operands = (Matrix(one.data_ptr(), *one.shape, *(4 * s for s in one.stride()), 0, one) for one in (x, y, c))
+    x, y, z = map(tensor_matrix, (x, y, c))
     partition = Partition(shares * 4, 0) if shares > 1 else None
-    launch(
-        ROWS, config, 1.0, next(operands), next(operands), 0.0, next(operands), precision="bf16x6", partition=partition
-    )
+    launch(ROWS, config, 1.0, x, y, 0.0, z, precision="bf16x6", partition=partition)
     torch.cuda.synchronize()
     found = c.cpu().numpy()
     np.testing.assert_array_equal(found[special], expected[special].astype(np.float32))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.recorded_launches import record_launches
+from support.tensor_core_cases import tensor_matrix
 
 from numba_gemm.device.units import MAX_GRID_Y
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product, dense
@@ -466,10 +467,6 @@ def random(order, rows, cols, pad=0):
     return found if order == "N" else found.T
 
 
-def as_matrix(tensor):
-    return Matrix(tensor.data_ptr(), *tensor.shape, 4 * tensor.stride(0), 4 * tensor.stride(1), 0, tensor)
-
-
 def rounded(tensor):
     """To TF32, to nearest, ties to even; as float64."""
     import torch
@@ -508,7 +505,7 @@ def test_product(config, layout, shape):
         if beta:
             c.copy_(before)
         torch.cuda.synchronize()
-        launch(TMA, config, 1.5, as_matrix(a), as_matrix(b), beta, as_matrix(c), precision="tf32")
+        launch(TMA, config, 1.5, tensor_matrix(a), tensor_matrix(b), beta, tensor_matrix(c), precision="tf32")
         assert within(c, a, b, 1.5, beta, before)
         size = 1.5 * (a.double().abs() @ b.double().abs()) + abs(beta) * before.double().abs()
         exact = 1.5 * (rounded(a) @ rounded(b)) + beta * before.double()

@@ -120,7 +120,7 @@ EVERY_STEP = {
     "tf32_tma, a batch": ("tf32_tma", "tf32", {"batch": BATCHED}),
     "tf32_tma, vectors": ("tf32_tma", "tf32", {"epilogue": abs, "vectors": ((8, 4), (9, -8))}),
     **{
-        f"{stage}, {precision}, {which}, whole {side}, {''.join(ready) or 'nothing'} prepared": (
+        f"{stage}, whole {side}, {ready or 'nothing'} prepared": (
             stage,
             precision,
             {
@@ -128,7 +128,7 @@ EVERY_STEP = {
                 "prepared": ("a" in ready, "b" in ready),
             },
         )
-        for which, (m, n), side in (("5 x 4 tiles", (640, 512), "rows"), ("3 x 7 tiles", (384, 896), "columns"))
+        for side, m, n in (("rows", 640, 512), ("columns", 384, 896))
         for stage, precision in (("persistent", "fp16x3"), ("rows_in_registers", "bf16x6"))
         for ready in ("", "a", "b", "ab")
     },
@@ -140,13 +140,13 @@ def value_of(word):
     return struct.unpack("<f", struct.pack("<I", word))[0]
 
 
-def partition_of(case, stage):
-    """One that needs a workspace; or one with some whole tiles, and two blocks for each of the others."""
-    if "whole rows" in case:
-        return Partition(24 if stage.name == "persistent" else 48, 8 if stage.name == "persistent" else 16)
-    if "whole columns" in case:
-        return Partition(24 if stage.name == "persistent" else 66, 9)
-    return Partition(5, 0) if stage.takes_partition else None
+def partition_of(stage, product):
+    """Return one that needs a workspace; of an oblong C, whole rows or columns, and two blocks for each other tile."""
+    if product.m == product.n:
+        return Partition(5, 0) if stage.takes_partition else None
+    rows, cols = -(-product.m // stage.configs[0].BM), -(-product.n // stage.configs[0].BN)
+    whole = 2 * cols if product.m > product.n else 3 * rows
+    return Partition(2 * (rows * cols - whole), whole)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -157,7 +157,7 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, swapped):
     name, precision, changes = EVERY_STEP[case]
     stage, product = STAGES[name], Product(SQUARE, SQUARE, SQUARE)._replace(**changes)
     device = devices.get_device(0)
-    partition = partition_of(case, stage)
+    partition = partition_of(stage, product)
     launches = stage.launches(stage.configs[0], product, precision, partition, Gpu((9, 0), 132))
     assert len(launches.steps) >= 3 or "whole" not in case
     launches = launches.with_operands_swapped() if swapped else launches
@@ -196,9 +196,9 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, swapped):
 
 
 def test_steps_and_kernels_agree_on_the_number_of_parameters():
-    for case, (name, precision, changes) in EVERY_STEP.items():
+    for name, precision, changes in EVERY_STEP.values():
         stage, product = STAGES[name], Product(SQUARE, SQUARE, SQUARE)._replace(**changes)
-        partition = partition_of(case, stage)
+        partition = partition_of(stage, product)
         for step in stage.launches(stage.configs[0], product, precision, partition, Gpu((9, 0), 132)).steps:
             assert [max(size, 1) for size in parameters(step.kernel).values()] == [
                 len(argument.words) for argument in step.arguments

@@ -257,6 +257,13 @@ def matrix(array: Any) -> Matrix:
     return Matrix(address(array), *array.shape, *array.strides, 0, array)
 
 
+def tensor_matrix(tensor: Any) -> Matrix:
+    """Return a 2-D tensor of PyTorch's, in float32 or bfloat16, as the launcher takes it."""
+    size = tensor.element_size()
+    strides = (size * step for step in tensor.stride())
+    return Matrix(tensor.data_ptr(), *tensor.shape, *strides, 0, tensor, "bfloat16" if size == 2 else "float32")
+
+
 def multiply(
     stage: Any, config: Any, a: Any, b: Any, c: Any, precision: str, alpha: float = 1.0, beta: float = 0.0
 ) -> None:
