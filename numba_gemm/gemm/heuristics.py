@@ -162,7 +162,6 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
             wanted.a_narrow and stage is ROWS,
             written,
             stage is ROWS and not wanted.a_vectors and not wanted.a_narrow,
-            not wanted.epilogue,
         )
     ]
     timed = (precision, wanted.cc) == TIMED

@@ -182,7 +182,6 @@ def seconds_of(
     narrow_a: bool = False,
     written: tuple[int, int, bool] | None = None,
     floats: bool = False,
-    plain: bool = False,
 ) -> list[tuple[float, Any, Partition | None]]:
     """Return expected seconds of the multiplication, configuration and partition, the best first; the `most` best.
 
@@ -191,8 +190,7 @@ def seconds_of(
     byte/s, the seconds include the zeros that are written to fill the tiles of decomposed operands. If `narrow_a`, the
     stage reads an A of BF16 as it is. With `written`, the rows and columns of C and whether its rows begin at
     sectors, they include what a warpgroup's kernel takes longer for elements that it writes one by one: all, or those
-    of tiles that reach beyond C. If `floats`, `rows_in_registers` copies A float by float. If C is `plain`, without an
-    epilogue, the first tiles may be whole and the others divided.
+    of tiles that reach beyond C. If `floats`, `rows_in_registers` copies A float by float.
     """
     transposed = tma == "NN" and isinstance(stage, TmaStage)
     rows, cols = (n, m) if transposed else (m, n)
@@ -231,7 +229,7 @@ def seconds_of(
         if not divisible or k < SPLIT_TERMS or rounds > most_rounds or tiles > FULL * rounds * sm_count:
             continue
         before, others = 0, filling + adding
-        if plain and rounds > 1:  # all tiles of a few rows, or columns, in rounds that are full, stay whole
+        if rounds > 1:  # all tiles of a few rows, or columns, in rounds that are full, stay whole
             full = (rounds - 1) * sm_count
             before = max(full // across * across, full // down * down)
             others += FOLLOWING + -(-before // sm_count) * (end + few_summing)

@@ -263,10 +263,10 @@ def test_sums_are_divided_and_added_without_marks_of_a():
     made = ROWS.launches(ROWS.configs[0], dense_product(512, 64, 3072), "bf16x6", Partition(4 * 33, 0), GPU)
     decomposes, multiplies, adds = made.steps
     assert multiplies.grid == (132, 1, 1)
-    assert adds.arguments[-1].words[-1] == 2
+    assert adds.arguments[-1].words[-3:] == (2, 0, 0)
     assert adds.arguments[1] == adds.arguments[2] == multiplies.arguments[1]
     others = PERSISTENT.launches(SMALL, dense_product(512, 64, 3072), "bf16x6", Partition(16, 0), GPU).steps[-1]
-    assert (others.kernel, others.arguments[-1].words[-1]) == (adds.kernel, 0)
+    assert (others.kernel, others.arguments[-1].words[-3:]) == (adds.kernel, (0, 0, 0))
     assert (
         decomposes.kernel is PERSISTENT.launches(SMALL, dense_product(8, 8, 3072), "bf16x6", None, GPU).steps[0].kernel
     )

@@ -122,8 +122,11 @@ class Added:
             exact *= 2.0 ** -(self.scales[0][:, :, None] + self.scales[1][:, None]).astype(np.float64)
         return exact
 
-    def run(self, alpha=1.0, beta=0.0, *, by_columns=False, epilogue=None, vectors=(), seed=None):
-        """C; it lies among NaNs, which stay, and holds NaN before if beta is 0."""
+    def run(self, alpha=1.0, beta=0.0, *, by_columns=False, epilogue=None, vectors=(), seed=None, first=(0, 0)):
+        """C; it lies among NaNs, which stay, and holds NaN before if beta is 0.
+
+        The partial sums are those of rows and columns from `first` on; other elements stay.
+        """
         from numba_gemm.simulator import scheduler
 
         kernel = add_partials_kernel(AddPartialsVariant(epilogue, len(vectors)))
@@ -132,16 +135,19 @@ class Added:
         inner = around[:, 1:-2, 1:-1].swapaxes(1, 2) if by_columns else around[:, 1:-1, 1:-2]
         if beta:
             inner[...] = self.old
-        flat = self.partials.reshape(self.matrices, -1, self.cols)
+        row, col = first
+        partials = np.full_like(self.partials, np.nan)
+        partials[:, :, : self.m - row, : self.n - col] = self.partials[:, :, row : self.m, col : self.n]
+        flat = partials.reshape(self.matrices, -1, self.cols)
         a, b = (
             np.stack([decomposed(*one) for one in zip(*of_all)])
             for of_all in ((self.x, self.scales[0]), (self.y.swapaxes(1, 2), self.scales[1]))
         )
         groups = threads_per_sum(self.shares)
         steps = [one.strides[0] for one in (a, b, inner, self.x, self.y, flat)]
-        words = (*steps, self.shares, groups, SLOT_BITS * self.recomputes, int(self.scaled))
+        words = (*steps, self.shares, groups, SLOT_BITS * self.recomputes, int(self.scaled), *first)
         operands = (np.float32(alpha), a[0], b[0], np.float32(beta), inner[0], self.x[0], self.y[0], flat[0], words)
-        grid = (-(-self.m * self.n // (THREADS // groups)), self.matrices)
+        grid = (-(-(self.m - row) * (self.n - col) // (THREADS // groups)), self.matrices)
         with np.errstate(all="ignore"):
             built = kernel.build(kernel.config, kernel.variant)
             scheduler.run(built, grid, THREADS, (*operands, vectors) if vectors else operands, seed=seed)
@@ -259,6 +265,30 @@ def test_an_epilogue_is_applied_to_the_whole_sum():
     np.testing.assert_allclose(case.run(epilogue=shifted_relu, vectors=(bias,))[0], expected, rtol=1e-6, atol=1e-6)
 
 
+@simulated
+@pytest.mark.parametrize("shares", [3, 20])
+@pytest.mark.parametrize("first", [(2, 0), (0, 3), (4, 0)], ids=str)
+def test_partial_sums_of_the_last_rows_or_columns(first, shares):
+    """With scales, special values and an epilogue, whose indices are those of all of C."""
+    row, col = first
+    case = Added(5, 9, shares, scaled=True, k=70)
+    case.x[0, 4, 66] = np.inf
+    with np.errstate(all="ignore"):
+        special = float32_sums(case.x[0], case.y[0])[4]
+    case.partials[0, 1, 4, : case.n] = np.nan
+    exact, bias = case.sums()[0], np.linspace(-4, 4, case.n, dtype=np.float32)
+    exact[4] = special
+
+    def with_indices(value, row, col, bias):
+        return value + bias[col] + row
+
+    found = case.run(1.5, -0.5, epilogue=with_indices, vectors=(bias,), first=first)
+    expected = case.old[0].astype(np.float64)
+    indices = np.arange(case.m)[:, None]
+    expected[row:, col:] = (1.5 * exact - 0.5 * case.old[0] + bias + indices)[row:, col:]
+    np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-5)
+
+
 # ----------------------------------------------------------------------------------------------------------- launches
 
 
@@ -290,7 +320,7 @@ def test_steps_of_a_split_product(precision):
     assert adds.arguments[7] == multiplies.arguments[4]
     assert adds.arguments[4] == whole.steps[-1].arguments[4]
     own = TENSOR_PRECISIONS[precision]
-    assert adds.arguments[8].words[-5:] == (size, 9, 4, own.slot_bits * (own.parts > 1), own.scaled)
+    assert adds.arguments[8].words[-7:] == (size, 9, 4, own.slot_bits * (own.parts > 1), own.scaled, 0, 0)
     assert adds.grid == (math.ceil(100 * 70 / 64), 3, 1)
     assert [step.overlaps for step in made.steps][1:] == [True] * (len(made.steps) - 1)
 
@@ -317,26 +347,24 @@ def test_whole_tiles_come_before_divided_ones(precision, transposed):
     words = words._replace(words=(*words.words[:-1], 6))  # tiles, as blocks that keep in step count them
     first_x = x if transposed else x._replace(layout=x.layout._replace(rows=128))  # as many rows as C has
     assert multiplies.arguments == (alpha, a, b, beta, c._replace(layout=first), first_x, y, words)
-    # behind them are the rest of C and of one operand, its parts, and its marks and scales
-    rest_c, rest_x, rest_y = adds.arguments[4:7]
-    assert (rest_c.layout[:2], rest_c.place.offset) == (
-        ((m, n - 128), 4 * 128) if transposed else ((m - 128, n), 4 * n * 128)
-    )
+    # behind them are the rest of one operand, and its parts
+    rest_x, rest_y = divided.arguments[5:7]
     assert rest_x == (x if transposed else x._replace(place=Moving(Slot.A, 4 * k * 128), layout=dense("N", m - 128, k)))
     assert rest_y == (MatrixAt(Moving(Slot.B, 4 * 128), y.layout._replace(cols=n - 128)) if transposed else y)
-    assert divided.arguments[5:7] == (rest_x, rest_y)
     for i, mine in ((1, not transposed), (2, transposed)):
-        parts, marks, (at, layout) = divided.arguments[i], adds.arguments[i], whole.multiplication.arguments[i]
+        parts, (at, layout) = divided.arguments[i], whole.multiplication.arguments[i]
         assert parts == MatrixAt(Moving(at.slot, at.offset + mine * 128 * ROW_BYTES), layout)
-        assert marks == MatrixAt(Moving(at.slot, at.offset + mine * 128 * 4), layout)
     size = shares * (3 * 64) ** 2
     partials = divided.arguments[4]
     assert partials == adds.arguments[7]
     assert partials.layout[:2] == (shares * 3 * 64, 3 * 64)
     assert partials.place == Moving(Slot.SCRATCH, whole.scratch_bytes)
     assert made.scratch_bytes == whole.scratch_bytes + 4 * size
+    # sums are added to the rest of C, whose place in all of C the kernel is told
+    assert adds.arguments[:7] == (alpha, a, b, beta, c, x, y)
     assert adds.arguments[8].words[6] == shares
-    assert adds.grid == (math.ceil(rest_c.layout.rows * rest_c.layout.cols / THREADS), 1, 1)
+    assert adds.arguments[8].words[-2:] == ((0, 128) if transposed else (128, 0))
+    assert adds.grid == (math.ceil((m * (n - 128) if transposed else (m - 128) * n) / THREADS), 1, 1)
 
 
 def test_whole_tiles_keep_in_step():
@@ -388,6 +416,11 @@ def test_kernels_are_shared_by_precisions_epilogues_and_whole_sums():
     assert kernels("bf16x6", with_epilogue, None)[-1] is not multiplies
     assert kernels("bf16x6", with_epilogue)[-1] is not adds
     assert {kernels(precision, product)[-1] for precision in TENSOR_PRECISIONS} == {adds}
+    some_whole = dense_product(300, 190, 5000, epilogue=abs, vectors=((1, 4),))
+    *_, whole, divided, last = PERSISTENT.launches(SMALL, some_whole, "bf16x6", Partition(9 * 4, 6), GPU).steps
+    assert [step.kernel.variant.epilogue for step in (whole, divided, last)] == [abs, None, abs]
+    assert [len(step.arguments) for step in (whole, divided, last)] == [9, 8, 10]
+    assert divided.kernel is multiplies
     decompositions = {precision: kernels(precision, product)[-3] for precision in TENSOR_PRECISIONS}
     assert decompositions["bf16x6"] is decompositions["bf16x9"] is kernels("bf16x6", dense_product(40, 50, 70), None)[0]
     assert len({*decompositions.values()}) == len(TENSOR_PRECISIONS) - 1
@@ -457,8 +490,10 @@ def test_whole_tiles_in_full_rounds_leave_a_rest_that_is_divided(monkeypatch, ex
     assert heuristics.best(wanted)._replace(reason=choice.reason) == choice
     told = explain_shape(*extents, precision=precision)
     assert (told.whole_tiles, told.split, told.blocks) == (whole, blocks // rest, blocks)
-    for other in (wanted._replace(epilogue=True), wanted._replace(matrices=2)):
-        assert all(one.partition is None or not one.partition.whole for one in heuristics.ranked(other, choice.stage))
+    # an epilogue is applied by both launches that write C; in a batch, all tiles are divided or none
+    assert any(one.partition == choice.partition for one in heuristics.ranked(wanted._replace(epilogue=True)))
+    batch = heuristics.ranked(wanted._replace(matrices=2), choice.stage)
+    assert all(one.partition is None or not one.partition.whole for one in batch)
 
 
 @pytest.mark.parametrize("precision", ["bf16x6", "fp16x3", "tf32x3"])
@@ -472,13 +507,13 @@ def test_shares_of_tiles_take_some_rounds_if_sums_are_long(precision):
 def test_rows_of_bf16_have_whole_tiles_or_divided_ones():
     """Both together have not been timed."""
     for extents in ((4096, 768, 3072), (4096, 768, 7168), (20000, 64, 12000)):
-        found = tensor_heuristics.seconds_of(ROWS, "bf16x6", *extents, 1, 132, "", narrow_a=True, plain=True)
+        found = tensor_heuristics.seconds_of(ROWS, "bf16x6", *extents, 1, 132, "", narrow_a=True)
         assert all(partition is None or (partition.blocks <= 132 and not partition.whole) for _, _, partition in found)
 
 
 def test_one_product_of_parts_is_divided_among_blocks_of_one_round_alone():
     for extents in ((1536, 1536, 1536), (1100, 1100, 8000), (3000, 900, 6000)):
-        ways = tensor_heuristics.seconds_of(PERSISTENT, "bf16", *extents, 1, 132, "", plain=True)
+        ways = tensor_heuristics.seconds_of(PERSISTENT, "bf16", *extents, 1, 132, "")
         assert all(partition is None or partition.blocks <= 132 for _, _, partition in ways)
         assert all(partition is None or not partition.whole for _, _, partition in ways)
 
@@ -720,6 +755,66 @@ def test_divided_rests_in_all_ways_of_calling(extents, precision, narrow):
             way()
             torch.cuda.synchronize()
             assert torch.equal(out, expected), name
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("beta", [0.0, -0.5])
+@pytest.mark.parametrize(
+    ("extents", "precision"),
+    [
+        ((1536, 1536, 1536), "fp16x3"),
+        ((1600, 1600, 5000), "tf32x3"),
+        ((20000, 64, 3000), "bf16x6"),
+        ((1, 18944, 4096), "fp16x3"),
+    ],
+)
+def test_an_epilogue_of_divided_rests(extents, precision, beta):
+    """Which is given rows and columns of all of C, also in repeated calls, plans and graphs."""
+    import torch
+
+    def with_indices(value, row, col, by_row, by_col):
+        return value + by_row[row] * by_col[col]
+
+    m, n, k = extents
+    a, b, before = (torch.randn(*shape, device="cuda") for shape in ((m, k), (k, n), (m, n)))
+    b[5, n - 1], b[k - 1, 0] = math.nan, math.inf
+    a[m - 1, 3] = math.inf if m > 1 else 1.0
+    vectors = torch.randn(m, device="cuda"), torch.randn(n, device="cuda")
+    out, own = before.clone(), {"alpha": 1.5, "beta": beta, "epilogue_args": vectors}
+    options = {"precision": precision, "epilogue": with_indices}
+    assert numba_gemm.explain(a, b, **options, epilogue_args=vectors).whole_tiles > 0
+    planned = numba_gemm.plan(m, n, k, **options)
+
+    def in_graph():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            numba_gemm.tiled_sgemm(a, b, out, **own, **options)
+        graph.replay()
+
+    found = []
+    for way in (
+        lambda: numba_gemm.tiled_sgemm(a, b, out, **own, **options),
+        lambda: numba_gemm.tiled_sgemm(a, b, out, **own, **options),
+        lambda: numba_gemm.tiled_sgemm(a.clone(), b, out, **own, **options),
+        in_graph,
+        lambda: planned(a, b, out, **own),
+    ):
+        out.copy_(before)
+        torch.cuda.synchronize()
+        way()
+        torch.cuda.synchronize()
+        found.append(out.clone())
+    assert all(torch.equal(one.nan_to_num(7.0), found[0].nan_to_num(7.0)) for one in found)
+    exact, size = exact_and_size(a, b)
+    added = vectors[0].double()[:, None] * vectors[1].double()
+    expected = 1.5 * exact + beta * before.double() + added
+    special = ~expected.isfinite()
+    assert special.sum() >= m + (n if m > 1 else 1)
+    torch.testing.assert_close(found[0][special].double(), expected[special], rtol=0, atol=0, equal_nan=True)
+    size = 1.5 * size + abs(beta) * before.double().abs() + added.abs()
+    error = (found[0].double() - expected).abs() / ((tensor_bound(precision, k) + 4 * UNIT) * size)
+    assert float(error[~special].max()) <= 1
 
 
 @pytest.mark.gpu

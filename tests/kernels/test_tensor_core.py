@@ -847,8 +847,8 @@ def test_workspace_of_a_precision_is_not_used_for_empty_sums(monkeypatch):
 @simulated
 @pytest.mark.usefixtures("able")
 def test_plan_calls_use_its_precision(launched):
-    a = np.ones((4, 5), np.float32)
-    made = numba_gemm.plan(4, 4, 5, precision="bf16x9")
+    a = np.ones((40, 1100), np.float32)
+    made = numba_gemm.plan(40, 40, 1100, precision="bf16x9")
     made(a, a.T)
     made(a, a.T)
     assert (made.stage, made.precision) == ("persistent", "bf16x9")

@@ -132,6 +132,16 @@ EVERY_STEP = {
         for stage, precision in (("persistent", "fp16x3"), ("rows_in_registers", "bf16x6"))
         for ready in ("", "a", "b", "ab")
     },
+    "persistent, whole rows, vectors": (
+        "persistent",
+        "bf16x6",
+        {
+            **dict(zip("abc", (dense("N", 640, 2048), dense("N", 2048, 512), dense("N", 640, 512)))),
+            "epilogue": abs,
+            "vectors": ((8, 4), (9, -8)),
+            "prepared": (False, True),
+        },
+    ),
 }
 
 

@@ -55,7 +55,7 @@ def parameters(kernel):
         return product | {"x": MATRIX, "y": MATRIX, "steps": 7} | vectors
     if kernel.signature is tensor_core.ADD_PARTIALS_SIGNATURE:
         operands = {"alpha": SCALAR, "a_parts": MATRIX, "b_parts": MATRIX, "beta": SCALAR}
-        return operands | dict.fromkeys(("c", "a", "b", "partials"), MATRIX) | {"words": 10} | vectors
+        return operands | dict.fromkeys(("c", "a", "b", "partials"), MATRIX) | {"words": 12} | vectors
     if kernel.signature is decomposition.ROW_MAXIMA_SIGNATURE:
         return {"a": MATRIX, "a_maxima": MATRIX, "b": MATRIX, "b_maxima": MATRIX, "steps": 4}
     if kernel.signature is decomposition.DECOMPOSE_SIGNATURE and kernel.variant.precision.scaled:

@@ -17,7 +17,7 @@ if not SIMULATOR:
     from ...device.matrix import MatrixType
 
 COMPLETE_WORDS = 7
-ADD_PARTIALS_WORDS = 10
+ADD_PARTIALS_WORDS = 12
 FUSED_STEPS = 3
 
 

@@ -6,8 +6,8 @@ times as many rows. A second kernel adds the S partial sums of each element, the
 otherwise: it removes the scales, recomputes what is not finite, and writes C with alpha, beta and the epilogue.
 
 If only the tiles of the last rows of C are divided, or those of the last columns, the multiplying kernel is launched
-twice: for the other tiles, which it writes to C, and for these, as for a product of their own. With an epilogue, whose
-indices are those of all of C, and in batches, all tiles are divided or none.
+twice: for the other tiles, which it writes to C, and for these, as for a product of their own. In batches, all tiles
+are divided or none.
 
 A thread adds every `groups`-th partial sum of an element, in order of k, and the first thread adds the sums of the
 others, in order. So the same product gives the same bits. Each addition's rounding error is found exactly (Knuth, "The
@@ -86,8 +86,10 @@ def build(config, variant):
         width = uint32(THREADS // groups)  # elements per block
         group, rows = uint32(tid // width), int64(uint32(uint32(partials.shape[0]) // shares))
         element = uint32(uint32(uint32(cuda.blockIdx.x) * width) + uint32(tid % width))
-        row = int64(uint32(element // uint32(c.shape[1])))
-        col = int64(element) - row * c.shape[1]
+        cols = c.shape[1] - words[11]
+        down = int64(uint32(element // uint32(cols)))
+        across = int64(element) - down * cols
+        row, col = down + words[10], across + words[11]
         inside = row < c.shape[0]
 
         total, rest = float32(0), float32(0)
@@ -98,7 +100,7 @@ def build(config, variant):
                 at = uint32(s + j * groups)
                 values[j] = float32(0)
                 if inside and at < shares:
-                    values[j] = partials[int64(at) * rows + row, col]
+                    values[j] = partials[int64(at) * rows + down, across]
             for j in range(AT_ONCE):
                 total, rest = add_exactly(total, rest, values[j])
             s = uint32(s + AT_ONCE * groups)

@@ -136,10 +136,10 @@ def behind(matrix: MatrixAt, row: int, col: int) -> MatrixAt:
     return MatrixAt(Moving(slot, matrix.place.offset + step), part)
 
 
-def later(matrix: MatrixAt, floats: int) -> MatrixAt:
-    """Return a matrix of the same layout that begins some floats later."""
-    slot, offset = matrix.place
-    return matrix._replace(place=Moving(slot, offset + FLOAT32_BYTES * floats))
+def later(parts: MatrixAt, rows: int) -> MatrixAt:
+    """Return the parts of an operand of which some rows, of A or of the transpose of B, are left out."""
+    slot, offset = parts.place
+    return parts._replace(place=Moving(slot, offset + ROW_BYTES * rows))
 
 
 def words_of_turns(tiles: int, matrices: int, gpu: Gpu) -> tuple[Word, int]:
@@ -278,43 +278,41 @@ class TensorStage(Stage):
         if self.in_step and whole:
             turns = words_of_turns(whole, made.matrices, gpu)
         paced, words = turns[0] != 0, Words((own[0], own[1], c_step, a_step, b_step, *turns))
-        of_a, of_b = places[:2]
-        marks = of_a, of_b
         if shares == 1:
             arguments += (x, y, words, *vectors)
             steps = (*before, Step(kernel, (min(whole, most), made.matrices, 1), block, arguments, overlaps))
             return Launches(steps, made.bytes, int(paced), paced=paced)
-        if whole:  # tiles of the first rows or columns; all that follows is about the other tiles
+        row = col = 0
+        of_a, of_b = places[:2]
+        rest, rest_x, rest_y = z, x, y
+        if whole:  # tiles of the first rows or columns
             assert made.matrices == 1
-            assert product.epilogue is None, "its indices are those of all of C"
             row, col = first_divided(whole, rows, cols)
             row, col = row * config.BM, col * config.BN
             # Kernels compare the rows of A and of C, so A ends with them, too.
             first_c = z._replace(layout=product.c.part(0, 0, row or product.m, col or product.n)[1])
             first_x = x._replace(layout=product.a.part(0, 0, row or product.m, product.k)[1])
-            arguments = (ALPHA, of_a, of_b, BETA, first_c, first_x, y, words)
+            arguments = (ALPHA, of_a, of_b, BETA, first_c, first_x, y, words, *vectors)
             before += (Step(kernel, (min(whole, most), 1, 1), block, arguments, overlaps),)
-            # From a row of A or of B to the next, it is `ROW_WORDS` words in the parts, and one in marks and scales.
-            marks = (of_a if self.reads_rows else later(of_a, row)), later(of_b, col)
-            of_b = later(of_b, col * ROW_WORDS)
-            of_a = of_b if self.reads_rows else later(of_a, row * ROW_WORDS)
-            x, y, z = behind(x, row, 0), behind(y, 0, col), behind(z, row, col)
-            rows, cols = ceil_div(z.layout.rows, config.BM), ceil_div(z.layout.cols, config.BN)
+            of_b = later(of_b, col)
+            of_a = of_b if self.reads_rows else later(of_a, row)
+            rest, rest_x, rest_y = behind(z, row, col), behind(x, row, 0), behind(y, 0, col)
+            rows, cols = ceil_div(rest.layout.rows, config.BM), ceil_div(rest.layout.cols, config.BN)
         pitch = FLOAT32_BYTES * cols * config.BN
         sums = Layout(shares * rows * config.BM, cols * config.BN, pitch, FLOAT32_BYTES)
         partials, step = MatrixAt(Moving(Slot.SCRATCH, made.bytes), sums), sums.rows * pitch
         kernel = self.kernel_of(config, kernel.variant._replace(epilogue=None, vectors=0))
         words = Words((own[0], own[1], step, a_step, b_step, 0, 0))
-        arguments = (ALPHA_ONE, of_a, of_b, BETA_ZERO, partials, x, y, words)
+        arguments = (ALPHA_ONE, of_a, of_b, BETA_ZERO, partials, rest_x, rest_y, words)
         grid = (min(shares * rows * cols, most), made.matrices, 1)
         multiplies = Step(kernel, grid, block, arguments, self.waits and bool(before))
         narrow_a = isinstance(config, NarrowRowsConfig)
         groups, variant = threads_per_sum(shares), AddPartialsVariant(product.epilogue, len(vectors), narrow_a)
         slot_bits = tensor_precision.slot_bits if tensor_precision.parts > 1 else 0
         counts = shares, groups, slot_bits, 2 if self.reads_rows else int(tensor_precision.scaled)
-        words = Words((own[0], own[1], c_step, a_step, b_step, step, *counts))
-        arguments = (ALPHA, *marks, BETA, z, x, y, partials, words, *vectors)
-        grid = (ceil_div(z.layout.rows * z.layout.cols, THREADS // groups), made.matrices, 1)
+        words = Words((own[0], own[1], c_step, a_step, b_step, step, *counts, row, col))
+        arguments = (ALPHA, *places[:2], BETA, z, x, y, partials, words, *vectors)
+        grid = (ceil_div(rest.layout.rows * rest.layout.cols, THREADS // groups), made.matrices, 1)
         adds = Step(add_partials_kernel(variant), grid, (THREADS, 1, 1), arguments, self.waits)
         scratch = made.bytes + step * made.matrices
         return Launches((*before, multiplies, adds), scratch, int(paced), behind=1, paced=paced)
