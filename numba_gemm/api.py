@@ -68,11 +68,12 @@ def tiled_sgemm(
         or as `autotune` measured it. `explain` describes the choice.
     precision : str, optional
         Arithmetic of the product; by default that of a prepared operand, else "ieee". "ieee": float32 multiply-adds, on
-        any GPU. The others use tensor cores, from compute capability 8.0 on, and "bf16x6" on 9.0 also compensated
-        float32 sums: "bf16x6" and "bf16x9" decompose each element into three BF16 numbers and have errors like those of
-        float32 sums or smaller, over float32's range, from K = 128 ("bf16x6") and K = 1024 ("bf16x9") on; "tf32x3" (two
-        TF32) and "fp16x3" (two FP16, scaled by row and column) are less accurate for sums of one sign; "bf16x3" (two
-        BF16) keeps 16 bits of each element; "tf32" and "bf16" round the elements.
+        any GPU. The others use tensor cores, from compute capability 8.0 on: "bf16x6" and "bf16x9" decompose each
+        element into three BF16 numbers and have errors like those of float32 sums or smaller, over float32's range,
+        from K = 128 ("bf16x6") and K = 1024 ("bf16x9") on; "tf32x3" (two TF32) and "fp16x3" (two FP16, scaled by row
+        and column) are less accurate for sums of one sign; "bf16x3" (two BF16) keeps 16 bits of each element; "tf32"
+        and "bf16" round the elements. On 9.0, small and thin products may be computed in "bf16x6", also by compensated
+        float32 sums, where that is expected to be faster.
         "fp32_auto" is the fastest precision whose stated error and range are no worse than those of "ieee", if no
         element but 0 is below 2^-109. A named stage computes in its own `Stage.precisions` only. Names of JAX, PyTorch
         and cuBLAS for the same arithmetic are accepted, too. See docs/precision.md.

@@ -195,7 +195,7 @@ def _explanation(
     oriented, launches = choice.oriented(products[0]), sequences[0]
     grid = launches.multiplication.grid
     check_grid(grid)
-    a_access, b_access, c_vectors = _accesses(choice.stage, config, oriented, precision)
+    a_access, b_access, c_vectors = _accesses(choice.stage, config, oriented, choice.precision)
     (rows, cols), blocks = _block_tile(choice, oriented), prod(grid)
     tiles = ceil_div(oriented.m, rows) * ceil_div(oriented.n, cols)
     fields, shares, saved = _schedule_words(choice, launches), 1, 0.0
@@ -213,7 +213,7 @@ def _explanation(
     return Explanation(
         stage=choice.stage.name,
         config=config.name,
-        precision=precision,
+        precision=choice.precision,
         tile=(rows, cols, _terms(choice, oriented.k)),
         blocks=blocks,
         whole_tiles=fields["whole"] if fields else whole,

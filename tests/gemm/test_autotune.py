@@ -763,7 +763,8 @@ def test_precisions(memory, place, monkeypatch, precision):
 
     def launched(product, choice, alpha, x, y, beta, z, stream, vectors, workspace):
         gpu = runtime_devices.device_properties(0).gpu
-        needed = choice.stage.launches(choice.config, choice.oriented(product), precision, choice.partition, gpu)
+        oriented = choice.oriented(product)
+        needed = choice.stage.launches(choice.config, oriented, choice.precision, choice.partition, gpu)
         assert (workspace is None) == (precision == "tf32"), "other candidates decompose their operands"
         assert not needed.scratch_bytes or workspace.holds(needed.scratch_bytes, 0)
         assert choice.precision == precision

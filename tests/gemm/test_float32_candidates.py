@@ -21,7 +21,9 @@ from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import FEW_TERMS, LadderStage, compensates
 from numba_gemm.kernels.product import Layout, Product, dense
 from numba_gemm.kernels.stage import Partition
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS
 from numba_gemm.kernels.tensor_core.stage import TensorStage
+from numba_gemm.models.accuracy import tensor_bound
 
 H100 = dataclasses.replace(model_of((9, 0)), memory_bandwidth=3.35e12)
 extents = st.one_of(st.integers(1, 40), st.integers(1, 300), st.integers(1, 20_000))
@@ -97,9 +99,43 @@ def test_thin_products_and_short_sums(shape, layout, odd, stage):
         float32 = best(problem(product, H100))
         assert choice._replace(precision="ieee") == float32
         assert [kernel] == float32.kernels(product, H100.gpu)
-    for others in ({"precision": "bf16x9"}, {"cc": (8, 9)}):
-        wanted = problem(product, H100, "bf16x6")._replace(**others)
-        assert not isinstance(best(wanted).stage, LadderStage)
+    wanted = problem(product, H100, "bf16x6")
+    assert not isinstance(best(wanted._replace(cc=(8, 9))).stage, LadderStage)
+    others = best(problem(product, H100, "bf16x9"))  # where this kernel is not faster by a tenth, tensor cores compute
+    assert (others == choice) == (stage != "stream_k")
+
+
+SMALL = [(1, 4096, 4096), (8, 4096, 4096), (4096, 1, 4096), (16, 16, 65536), (64, 64, 64), (1, 1024, 1024), (3, 5, 7)]
+
+
+@pytest.mark.parametrize("precision", [name for name in TENSOR_PRECISIONS if name != "bf16x6"])
+@pytest.mark.parametrize("shape", SMALL)
+def test_no_precision_takes_longer_than_float32_multiply_adds_of_smaller_errors(precision, shape):
+    """On an H200, tensor cores were expected to take 78 us in fp16x3 at 1x4096x4096, and these 17."""
+    product = product_of(*shape, "NT")
+    choice, exact = (best(problem(product, H100, one)) for one in (precision, "bf16x6"))
+    short = max(shape) <= 64 and precision in ("tf32", "bf16")
+    assert short or choice == exact
+    told = choose(problem(product, H100, precision)).reason
+    assert ("in bf16x6, whose errors are no larger than those of" in told) == (choice.precision == "bf16x6")
+    assert ranked(problem(product, H100, precision))[0] == choice
+
+
+@pytest.mark.parametrize("precision", ["tf32x3", "bf16x3", "fp16x3", "bf16x9"])
+def test_small_products_with_several_parts_of_bf16_are_decomposed_where_they_are_multiplied(precision):
+    """Parts of TF32, and scaled ones of F16, keep elements below 2^-109, of which those of BF16 lose bits."""
+    fuses = precision in ("bf16x3", "bf16x9")
+    choice = best(problem(product_of(200, 200, 152), H100, precision))
+    assert (choice.stage is FUSED, choice.precision == "bf16x6") == (fuses, fuses)
+    assert any(one.stage is FUSED for one in ranked(problem(product_of(200, 200, 152), H100, precision))) == fuses
+    large = best(problem(product_of(2048, 2048, 2048), H100, precision))
+    assert (large.stage.name, large.precision) == ("persistent", precision)
+    assert named("persistent", Problem(1, 4096, 4096, precision=precision)).precision == precision
+
+
+def test_bounds_of_other_precisions_are_no_smaller():
+    for precision in TENSOR_PRECISIONS:
+        assert all(tensor_bound("bf16x6", k) <= tensor_bound(precision, k) for k in (1, 64, 1023, 1024, 4096, 1 << 20))
 
 
 @pytest.mark.parametrize("shape", [(4096, 4096, 4096), (256, 256, 1024), (64, 64, 512), (4096, 4096, 120)])
@@ -156,7 +192,6 @@ def test_tiles_whose_floats_are_written_one_by_one_are_no_first_choice(shape, la
         ((675, 930, 178), "NN", "bf16x6", ("rows_in_registers", 12.0), ("persistent", 13.7)),
         ((8192, 512, 300), "NN", "bf16x6", ("rows_in_registers", 48.5), ("persistent", 56.2)),
         ((316, 3782, 137), "NN", "bf16x6", ("persistent", 20.0), ("fused_decomposition", 27.2)),
-        ((151, 13, 1905), "NT", "tf32", ("persistent", 7.4), ("tf32_tma", 12.0)),
         ((147, 845, 1567), "NT", "tf32", ("tf32_tma", 10.6), ("persistent", 12.6)),
         ((1816, 20, 13129), "NT", "tf32", ("tf32_tma", 71.7), ("persistent", 91.7)),
     ],
@@ -198,7 +233,7 @@ def test_rows_of_last_tiles_share_their_sums_if_that_is_sooner_than_float32():
 # Microseconds on an H200 in tf32x3, with 132 blocks and with fewer, as measured: 22.9 and 16.4, 23.0 and 19.1.
 @pytest.mark.parametrize("shape", [(64, 1, 15933), (229, 1, 8369)])
 def test_products_with_few_tiles_leave_multiprocessors_to_the_launch_that_adds(shape):
-    choice = best(problem(product_of(*shape, "TT"), H100, "tf32x3"))
+    choice = named("persistent", problem(product_of(*shape, "TT"), H100, "tf32x3"))
     assert 60 <= choice.partition.blocks < H100.sm_count
 
 

@@ -20,8 +20,7 @@ def test_operands_are_decomposed_if_there_is_no_room_for_tensor_maps(monkeypatch
     monkeypatch.setattr(precision, "SIMULATOR", False)
     monkeypatch.setattr("numba_gemm.gemm.launch_choice.device_properties", lambda ordinal: SIMULATED_DEVICE)
     product = product_of(SQUARE, SQUARE, SQUARE)
-    choice = heuristics.choose(heuristics.problem(product, SIMULATED_DEVICE, "tf32"))
-    assert choice.stage is TENSOR_STAGES["tf32_tma"]
+    choice = heuristics.named("tf32_tma", heuristics.problem(product, SIMULATED_DEVICE, "tf32"))
 
     def calls():
         launched.clear()
