@@ -13,7 +13,7 @@ from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels.ladder.stage import FEW_TERMS, LadderStage
 from ..kernels.product import BFLOAT16, ITEM_BYTES, Product
 from ..kernels.stage import IEEE, Stage
-from ..kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
+from ..kernels.tensor_core import TENSOR_STAGES
 from ..kernels.tensor_core.fused_stage import FusedStage
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
@@ -39,11 +39,9 @@ TF32_TMA, ROWS, FUSED, PERSISTENT = (
 )
 WARPGROUPS = (9, 0)  # the compute capability whose tensor-core kernels are those of warpgroups
 BF16X6 = "bf16x6"  # the precision in which `ROWS` and `FUSED` were timed, and in which float32 sums are compensated
-# Precisions whose short sums may be computed sooner in `BF16X6`. Others, with one product of parts, take less time
-# unless C is thin.
-SEVERAL = tuple(name for name, one in TENSOR_PRECISIONS.items() if len(one.products) > 1)
-# Those among them whose parts keep no smaller elements than its own.
-BF16_PARTS = tuple(name for name in SEVERAL if TENSOR_PRECISIONS[name].kind == "bf16")
+# Precisions with larger bounds, in which thin products may be computed by these sums; those with several products of
+# parts, in which short sums may be, too.
+LESS_ACCURATE, SEVERAL = ("tf32", "bf16", "tf32x3", "bf16x3", "fp16x3"), ("tf32x3", "bf16x3", "fp16x3")
 # Most columns of `ROWS`, as is and as the transpose, which does not read parts of a prepared B; the same for sums of
 # fewer than `LONG_SUM` terms.
 ROWS_COLUMNS, ROWS_SHORT_COLUMNS = (768, 128), (2048, 128)
@@ -52,7 +50,7 @@ TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
 NARROW = 64  # rows and columns up to which tiles may be narrower than those that extents are rounded up to
 BYTES_COUNT = 4  # multiply-adds, in the time of the bytes, from which on these make no difference to a choice
-SHORT_SUM = 128  # terms, up to which float32 multiply-adds are considered for any C
+SHORT_SUM = 128  # terms, up to which float32 multiply-adds are considered for a C that is not thin
 OTHER_PRECISION = 1.1  # factor by which kernels of `BF16X6` must be expected to be faster in other precisions
 DECOMPOSING = 1.2  # factor by which decomposed operands must be expected to be faster than those of tensor maps
 
@@ -90,6 +88,7 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         b_narrow=narrow and product.transposed.narrow_a,
         by_columns=by_columns,
         epilogue=product.epilogue is not None,
+        prepared=precision in LESS_ACCURATE and any(product.prepared),
         precision=precision,
         tma="" if tma is None else tma.layout,
         cc=gpu.cc,
@@ -143,7 +142,7 @@ def _compared(choice: Choice, wanted: Problem) -> float:
 def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None) -> list[Choice]:
     """Return the `most` fastest candidates, by default all.
 
-    Where operands are read as they are, all precisions have candidates in `BF16X6`, whose errors are no larger.
+    Those in `LESS_ACCURATE` precisions include float32 multiply-adds in `BF16X6`, unless operands are prepared.
     """
     stage = only or (TF32_TMA if wanted.tma else tensor_stage(wanted.cc))
     if stage is None:
@@ -177,25 +176,26 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     ]
     if only is not None or wanted.cc != WARPGROUPS:
         return found[:most]
-    if precision == BF16X6 and k > SHORT_SUM:
+    own = precision == BF16X6
+    if own and k > SHORT_SUM:
         others = _ranked_rows(wanted, most, ROWS_SHORT_COLUMNS if k < LONG_SUM else ROWS_COLUMNS)
         found = _sooner_first(found, others, wanted) if others else found
     # `FUSED` does not divide sums of `LONG_SUM` terms or more. With sums of one k-tile, it took at least 1.2 times as
     # long as float32 multiply-adds.
-    margin = 1.0 if precision == BF16X6 else OTHER_PRECISION
-    fuses = precision == BF16X6 or (precision in BF16_PARTS and wanted.vectors)
-    if fuses and FUSED.configs[0].BK < k < LONG_SUM:
+    if own and FUSED.configs[0].BK < k < LONG_SUM:
         access = FUSED_VECTORS if wanted.vectors else FUSED_ACCESS[wanted.a_contiguous + wanted.b_contiguous]
         seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count, access)
         fused = Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", BF16X6)
-        found = [fused, *found] if fused.clocks * margin < _compared(found[0], wanted) else [*found, fused]
+        found = _sooner_first(found, [fused], wanted)
     if dividing:
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
         others = [one for one in _ranked_tensor(wanted._replace(tma=""), PERSISTENT) if one.partition is not None]
         found = sorted(found + others, key=lambda one: one.clocks * (1.0 if one.partition is None else DECOMPOSING))
-    if wanted.m <= FEW_COLUMNS or wanted.n <= FEW_COLUMNS or (precision in SEVERAL and k <= SHORT_SUM):
+    thin, short = min(wanted.m, wanted.n) <= FEW_COLUMNS, k <= SHORT_SUM and (own or precision in SEVERAL)
+    if (thin or short) and (own or (precision in LESS_ACCURATE and not wanted.prepared)):
         # Float32 multiply-adds are candidates, too.
-        exact, limit = wanted._replace(precision=BF16X6), _compared(found[0], wanted) / margin
+        exact = wanted._replace(precision=BF16X6)
+        limit = _compared(found[0], wanted) / (1.0 if own else OTHER_PRECISION)
         if most == 1:
             best_found = best_of_ladder(exact, limit)
             others = [] if best_found is None else [best_found]
@@ -299,6 +299,6 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     elif wanted.precision != IEEE:
         text += f", float32 multiply-adds{' with compensated sums' if wanted.k > FEW_TERMS else ''}"
     if choice.precision not in (wanted.precision, IEEE):
-        text += f", in {choice.precision}, whose errors are no larger than those of {wanted.precision}"
+        text += f", in {choice.precision}, whose bound is no larger than that of {wanted.precision}"
     candidates = "the only candidate" if count == 1 else f"the least of {count} candidates"
     return f"{text}; expected to take {choice.clocks / wanted.clock_hz * 1e6:.1f} us, {candidates}"

@@ -140,7 +140,7 @@ class Plan:
     config : TileConfig, WarpgroupConfig or WarpConfig
         Its configuration.
     precision : str
-        Precision; not "fp32_auto", but what it stands for.
+        Precision that was asked for; not "fp32_auto", but what it stands for.
     layout : str
         Layouts that the plan was made for.
     dtypes : tuple of str
@@ -375,7 +375,7 @@ class Plan:
         """Return the plan's choice for a part of another shape, with sums divided as far as its memory allows."""
         choice, (size, counters) = self._choice, self._room
         owner = devices.get_device(self.device)
-        wanted = heuristics.problem(part, owner.properties, self.precision)
+        wanted = heuristics.problem(part, owner.properties, choice.precision)
         ranked = [one for one in heuristics.ranked(wanted, choice.stage) if one.partition is not None]
         others = [one for one in ranked if (one.config, one.swapped) == (choice.config, choice.swapped)]
         if choice.stage.takes_partition:

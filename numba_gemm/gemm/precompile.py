@@ -347,9 +347,6 @@ def _kernels(name: str, precision: str, cc: tuple[int, int], usual: list[Product
         if stage is None or (isinstance(stage, LadderStage) and stage.takes_partition):
             if stage is not None or one == IEEE or tensor_stage(cc) is not None:
                 yield from _chosen(name, one, cc, usual)
-            if stage is None and one in heuristics.BF16_PARTS and cc == heuristics.WARPGROUPS:
-                others = _chosen(name, heuristics.BF16X6, cc, usual)
-                yield from (named for named in others if named[0] == heuristics.FUSED.name)
         elif isinstance(stage, LadderStage):
             yield from (_named(stage, one, stage.kernel_of(stage.configs[0], fit)) for fit in stage.fits)
             yield from _converting(one, usual[0])

@@ -32,7 +32,8 @@ def prepare(
     """Decompose an operand that several products have in common, such as a layer's weights, once for all of them.
 
     The tensor-core precisions decompose both operands of each product into narrow parts. A product with a prepared
-    operand uses these parts, unless it is faster without them. The result has the same bits as without.
+    operand uses these parts, unless it is faster without them. The result has the same bits as without, unless the
+    product without it is computed in a more accurate precision, as thin ones may be (docs/precision.md).
 
     Parameters
     ----------

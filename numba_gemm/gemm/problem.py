@@ -41,6 +41,8 @@ class Problem(NamedTuple):
         True if C is stored by columns.
     epilogue : bool
         True if the product has an epilogue.
+    prepared : bool
+        True if an operand is prepared for a precision of which thin products may be computed in a more accurate one.
     precision : str
         Precision, not "fp32_auto".
     tma : str
@@ -68,6 +70,7 @@ class Problem(NamedTuple):
     b_narrow: bool = False
     by_columns: bool = False
     epilogue: bool = False
+    prepared: bool = False
     precision: str = IEEE
     tma: str = ""
     cc: tuple[int, int] = (9, 0)

@@ -210,7 +210,7 @@ def seconds_of(
     starting = STEPWISE_START if own.stepwise and not whole_rows else 0.0
     several = decomposed and len(own.products) > 1 and (whole_rows or not own.stepwise)
     few_rounds = FEW_ROUNDS if several else 1
-    most_rounds = few_rounds if matrices == 1 and not narrow_a else 1  # the others have not been timed
+    most_rounds = few_rounds if matrices == 1 and not narrow_a else 1  # others were slower, or have not been timed
     whole, divided = [], []
     for config, BM, BN, area, flops_per_s, slower, few_slower, end, one_by_one, divisible in rated:
         down, across = -(-rows // BM), -(-cols // BN)
@@ -233,6 +233,8 @@ def seconds_of(
             full = (rounds - 1) * sm_count
             before = max(full // across * across, full // down * down)
             others += FOLLOWING + -(-before // sm_count) * (end + few_summing)
+            if written is not None and not at_sectors:
+                others += one_by_one * -(-before // sm_count)
         rest = tiles - before
         if 2 * rest <= sm_count:
             # Behind whole tiles, fewer blocks than a third of those that fit were never the fastest.

@@ -77,7 +77,7 @@ class Products:
         found = []
         for choice in choices:
             oriented, gpu = choice.oriented(product), self._gpu.gpu
-            found.append(choice.stage.launches(choice.config, oriented, self.precision, choice.partition, gpu))
+            found.append(choice.stage.launches(choice.config, oriented, choice.precision, choice.partition, gpu))
         return max(one.scratch_bytes for one in found), max(one.counters for one in found)
 
     def workspace_bytes(self, shapes: set[Shape]) -> int:

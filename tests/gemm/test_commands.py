@@ -59,7 +59,7 @@ def test_shapes(compiled, capsys):
     assert command.main(arguments) == command.DONE
     assert len(compiled) == 4
     assert command.main([*arguments, "--precision", "bf16x6"]) == command.DONE
-    assert len(compiled) == 8, "one that decomposes, two that multiply, for short sums and long ones, and one that adds"
+    assert len(compiled) == 7, "one that decomposes, and two that multiply, for short sums and long ones"
 
 
 def test_a_bundle_is_exported_checked_and_imported(compiled, capsys, tmp_path, monkeypatch):

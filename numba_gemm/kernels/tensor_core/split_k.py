@@ -66,9 +66,10 @@ def build(config, variant):
     `a` and `b` are the decomposed operands, for their scales and marks, and `x` and `y` the original ones. `words` are
     the bytes from one matrix of a batch to the next of a, b, c, x, y and the partial sums; the number of shares; that
     of threads per element, a power of two; the binary logarithm of the terms per slot if sums that are not finite are
-    looked for, else 0; and 1 if rows and columns have scales, 2 if A is not decomposed, and `a` stands for no marks.
-    Along x, the grid has one block per ``THREADS // groups`` elements of C, in row-major order; along y, the matrices
-    of a batch.
+    looked for, else 0; 1 if rows and columns have scales, 2 if A is not decomposed, and `a` stands for no marks; and
+    the first row and the first column of C whose sums are divided, of which there are partial sums. Along x, the grid
+    has one block per ``THREADS // groups`` elements from there on, in row-major order; along y, the matrices of a
+    batch.
     """
     store1, special_terms = element_store(variant.epilogue), infinite_terms(1, 1, ahead=4, narrow=variant.narrow_a)
     special_sum = special_sums(variant.narrow_a)

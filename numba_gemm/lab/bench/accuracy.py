@@ -12,7 +12,8 @@ import pandas as pd
 from numba_gemm.api import tiled_sgemm
 from numba_gemm.device.units import ceil_div
 from numba_gemm.gemm.fp32_auto import AUTO_K, AUTO_PRECISION
-from numba_gemm.gemm.precision import IEEE, runnable
+from numba_gemm.gemm.heuristics import SEVERAL
+from numba_gemm.gemm.precision import IEEE, runnable, tensor_stage
 from numba_gemm.lab.bench.buffers import Reference, TorchLibrary
 from numba_gemm.lab.bench.results import CUBLAS
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable
@@ -67,16 +68,18 @@ def operands(distribution: str, m: int, n: int, k: int, seed: int) -> Matrices:
 
 
 def measured(ks: Sequence[int], extent: int, seed: int, precisions: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Yield one row per distribution, K and precision; cuBLAS's FP32 is called ``cublas``."""
+    """Yield one row per distribution, K and precision, of its own kernels; cuBLAS's FP32 is called ``cublas``."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
+    decomposes = tensor_stage(device_properties(current_device()).cc)
     for distribution in DISTRIBUTIONS:
         for k in ks:
             a, b = (torch.from_numpy(x).cuda() for x in operands(distribution, extent, extent, k, seed))
             reference = Reference(TorchLibrary(torch), a, b)
             for name in (CUBLAS, *precisions):
-                c = torch.matmul(a, b) if name == CUBLAS else tiled_sgemm(a, b, precision=name)
+                stage = "auto" if decomposes is None or name not in SEVERAL else decomposes.name
+                c = torch.matmul(a, b) if name == CUBLAS else tiled_sgemm(a, b, precision=name, stage=stage)
                 _, median, worst = reference.judge(c, IEEE if name == CUBLAS else name)
                 where = {"distribution": distribution, "m": extent, "n": extent, "k": k, "precision": name}
                 yield where | {"median": median, "max": worst}

@@ -97,7 +97,7 @@ def public_function(precision: Any = IEEE) -> Contender:
         a, b, c = buffers.a, buffers.b, buffers.c
         product, device = product_of(*buffers.matrices), get_device(buffers.matrices[2].device)
         chosen = autotune_cache.choose(buffers.matrices[2].device, problem(product, device.properties, precision))
-        kernel = chosen.stage.kernel(chosen.config, chosen.oriented(product), precision)
+        kernel = chosen.stage.kernel(chosen.config, chosen.oriented(product), chosen.precision)
         seconds = 0.0 if SIMULATOR else device.load(kernel).compile_s
         name = f"{chosen.stage.name} {chosen.config.name}" if precision == IEEE else chosen.config.name
         # CuPy and PyTorch have a current stream, which the harness sets; Numba has none.
