@@ -95,7 +95,7 @@ def explain(
         )
     choices = [wanted.choose(product) for product in products]
     words = _precision_words(canonical(named), product_for(x, y, wanted.epilogue), device.properties)
-    words += _prepared_words(wanted.prepared)
+    words += _prepared_words(wanted.prepared, wanted.precision)
     told = _explanation(products, choices, device.properties, device.partition, wanted.precision, copies, words)
     return replace(told, copies_c=copies_c)
 
@@ -267,10 +267,10 @@ def _precision_words(asked: str, product: Product, gpu: DeviceProperties) -> str
     return f"{FP32_AUTO} stands for {precision}, since {reason}; "
 
 
-def _prepared_words(prepared: tuple[bool, bool]) -> str:
-    """Return the reason for a choice that does not depend on prepared operands; empty without one."""
+def _prepared_words(prepared: tuple[bool, bool], precision: str) -> str:
+    """Return the reason for a choice of a kernel for prepared operands; empty without one."""
     names = [name for name, ready in zip("AB", prepared) if ready]
-    return f"chosen as if {' and '.join(names)} were not prepared: " if names else ""
+    return f"chosen among the kernels of {precision} as if {' and '.join(names)} were not prepared: " if names else ""
 
 
 def _gpu(cc: Any, device: Any) -> tuple[int | None, DeviceProperties]:

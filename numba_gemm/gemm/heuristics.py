@@ -39,8 +39,8 @@ TF32_TMA, ROWS, FUSED, PERSISTENT = (
 )
 WARPGROUPS = (9, 0)  # the compute capability whose tensor-core kernels are those of warpgroups
 BF16X6 = "bf16x6"  # the precision in which `ROWS` and `FUSED` were timed, and in which float32 sums are compensated
-# Precisions with larger bounds, in which thin products may be computed by these sums; those with several products of
-# parts, in which short sums may be, too.
+# Precisions with larger bounds, whose thin products may be computed by these sums; and those with several products of
+# parts, whose short sums may be, too.
 LESS_ACCURATE, SEVERAL = ("tf32", "bf16", "tf32x3", "bf16x3", "fp16x3"), ("tf32x3", "bf16x3", "fp16x3")
 # Most columns of `ROWS`, as is and as the transpose, which does not read parts of a prepared B; the same for sums of
 # fewer than `LONG_SUM` terms.
@@ -142,7 +142,8 @@ def _compared(choice: Choice, wanted: Problem) -> float:
 def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None) -> list[Choice]:
     """Return the `most` fastest candidates, by default all.
 
-    Those in `LESS_ACCURATE` precisions include float32 multiply-adds in `BF16X6`, unless operands are prepared.
+    Of products in `LESS_ACCURATE` precisions, thin ones and those of short sums have some in `BF16X6`, too, unless
+    operands are prepared.
     """
     stage = only or (TF32_TMA if wanted.tma else tensor_stage(wanted.cc))
     if stage is None:
@@ -185,7 +186,7 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     if own and FUSED.configs[0].BK < k < LONG_SUM:
         access = FUSED_VECTORS if wanted.vectors else FUSED_ACCESS[wanted.a_contiguous + wanted.b_contiguous]
         seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count, access)
-        fused = Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", BF16X6)
+        fused = Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)
         found = _sooner_first(found, [fused], wanted)
     if dividing:
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
@@ -298,7 +299,7 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
         text += ", operands as they are" if own else f", {decomposed} decomposed first"
     elif wanted.precision != IEEE:
         text += f", float32 multiply-adds{' with compensated sums' if wanted.k > FEW_TERMS else ''}"
-    if choice.precision not in (wanted.precision, IEEE):
+    if choice.precision != wanted.precision:
         text += f", in {choice.precision}, whose bound is no larger than that of {wanted.precision}"
     candidates = "the only candidate" if count == 1 else f"the least of {count} candidates"
     return f"{text}; expected to take {choice.clocks / wanted.clock_hz * 1e6:.1f} us, {candidates}"

@@ -167,7 +167,7 @@ def test_scratch_memory_is_that_of_the_other_operand(torch):
     both = explain(prepare(a, "bf16", side="a"), prepare(b, "bf16"))
     assert (both.workspace_bytes, both.launches, both.a_access) == (0, 1, "prepared")
     assert both.microseconds < told.microseconds
-    assert "chosen as if A and B were not prepared" in both.reason
+    assert "chosen among the kernels of bf16 as if A and B were not prepared" in both.reason
 
 
 def test_plan(torch, gpu):

@@ -785,7 +785,7 @@ def test_divided_rests_in_all_ways_of_calling(extents, precision, narrow):
     ],
 )
 def test_an_epilogue_of_divided_rests(extents, precision, beta):
-    """Which is given rows and columns of all of C, also in repeated calls, plans and graphs."""
+    """It is given rows and columns of all of C, also in repeated calls, plans and graphs."""
     import torch
 
     def with_indices(value, row, col, by_row, by_col):
