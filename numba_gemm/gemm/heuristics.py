@@ -39,9 +39,8 @@ TF32_TMA, ROWS, FUSED, PERSISTENT = (
 )
 WARPGROUPS = (9, 0)  # the compute capability whose tensor-core kernels are those of warpgroups
 BF16X6 = "bf16x6"  # the precision in which `ROWS` and `FUSED` were timed, and in which float32 sums are compensated
-# Precisions with larger bounds, whose thin products may be computed by these sums; and those with several products of
-# parts, whose short sums may be, too.
-LESS_ACCURATE, SEVERAL = ("tf32", "bf16", "tf32x3", "bf16x3", "fp16x3"), ("tf32x3", "bf16x3", "fp16x3")
+LESS_ACCURATE = ("tf32", "bf16", "tf32x3", "bf16x3", "fp16x3")  # with larger bounds, so it may replace them
+ONE_PRODUCT = ("tf32", "bf16")  # of parts, whose bounds are larger than those of plain float32 sums, too
 # Most columns of `ROWS`, as is and as the transpose, which does not read parts of a prepared B; the same for sums of
 # fewer than `LONG_SUM` terms.
 ROWS_COLUMNS, ROWS_SHORT_COLUMNS = (768, 128), (2048, 128)
@@ -50,8 +49,9 @@ TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
 NARROW = 64  # rows and columns up to which tiles may be narrower than those that extents are rounded up to
 BYTES_COUNT = 4  # multiply-adds, in the time of the bytes, from which on these make no difference to a choice
-SHORT_SUM = 128  # terms, up to which float32 multiply-adds are considered for a C that is not thin
-OTHER_PRECISION = 1.1  # factor by which kernels of `BF16X6` must be expected to be faster in other precisions
+# Terms up to which float32 multiply-adds are considered for a C that is not thin, and in precisions of `ONE_PRODUCT`.
+SHORT_SUM, SHORT_SUM_OF_ONE = 128, 32
+OTHER_PRECISION = 1.1  # factor by which kernels of a more accurate precision must be expected to be faster
 DECOMPOSING = 1.2  # factor by which decomposed operands must be expected to be faster than those of tensor maps
 
 
@@ -106,27 +106,32 @@ def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
     return (_ranked_rows(wanted) if only is ROWS else []) or _ranked_tensor(wanted, only)
 
 
-def _ranked_rows(wanted: Problem, most: int | None = None, columns: tuple[float, float] = (inf, inf)) -> list[Choice]:
+def _ranked_rows(
+    wanted: Problem, most: int | None = None, columns: tuple[float, float] = (inf, inf), precision: str = ""
+) -> list[Choice]:
     """Return candidates of `ROWS` that read a contiguous axis, as is and as the transpose.
 
     They have up to `columns`, unless the operand that is not decomposed is of BF16.
     """
     as_is = wanted.a_narrow or (wanted.a_contiguous and wanted.n <= columns[0])
-    found = _ranked_tensor(wanted, ROWS, most) if as_is else []
+    found = _ranked_tensor(wanted, ROWS, most, precision) if as_is else []
     turns = wanted.b_narrow or (wanted.b_contiguous and wanted.m <= columns[1])
     turns = turns and not wanted.epilogue  # which is given rows and columns of C
-    turned = _ranked_tensor(wanted.swapped, ROWS, most) if turns else []
+    turned = _ranked_tensor(wanted.swapped, ROWS, most, precision) if turns else []
     return _sooner_first(found, [one._replace(swapped=True) for one in turned], wanted) if turned else found
 
 
-def _sooner_first(found: list[Choice], others: list[Choice], wanted: Problem) -> list[Choice]:
-    """Return two rankings, one behind the other: first the one whose best candidate is expected to be faster."""
+def _sooner_first(found: list[Choice], others: list[Choice], wanted: Problem, faster: float = 1.0) -> list[Choice]:
+    """Return two rankings, one behind the other.
+
+    The second is first if its best candidate is expected to be more than `faster` times as fast.
+    """
     if not found:
         return others
     if wanted.a_narrow or wanted.b_narrow:
-        sooner = _compared(others[0], wanted) < _compared(found[0], wanted)
+        sooner = _compared(others[0], wanted) * faster < _compared(found[0], wanted)
     else:
-        sooner = others[0].clocks < found[0].clocks
+        sooner = others[0].clocks * faster < found[0].clocks
     return others + found if sooner else found + others
 
 
@@ -139,17 +144,18 @@ def _compared(choice: Choice, wanted: Problem) -> float:
     return choice.clocks - tensor_heuristics.copy_seconds(size, wanted.memory_bandwidth) * wanted.clock_hz
 
 
-def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None) -> list[Choice]:
-    """Return the `most` fastest candidates, by default all.
+def _ranked_tensor(
+    wanted: Problem, only: Stage | None, most: int | None = None, in_precision: str = ""
+) -> list[Choice]:
+    """Return the `most` fastest candidates, by default all, in the precision that is wanted or another.
 
-    Of products in `LESS_ACCURATE` precisions, thin ones and those of short sums have some in `BF16X6`, too, unless
-    operands are prepared.
+    Products in `LESS_ACCURATE` precisions have some in more accurate ones, too, unless operands are prepared.
     """
     stage = only or (TF32_TMA if wanted.tma else tensor_stage(wanted.cc))
     if stage is None:
         return []
     m, n = -(-wanted.m // TENSOR_TILE) * TENSOR_TILE, -(-wanted.n // TENSOR_TILE) * TENSOR_TILE
-    k, matrices, precision, tma = wanted.k, wanted.matrices, wanted.precision, wanted.tma
+    k, matrices, precision, tma = wanted.k, wanted.matrices, in_precision or wanted.precision, wanted.tma
     sm_count, clock_hz, bandwidth = wanted.sm_count, wanted.clock_hz, wanted.memory_bandwidth
     before, of_a = 0.0, 0 if stage is ROWS else matrices
     if not isinstance(stage, TmaStage):
@@ -177,33 +183,47 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     ]
     if only is not None or wanted.cc != WARPGROUPS:
         return found[:most]
-    own = precision == BF16X6
-    if own and k > SHORT_SUM:
-        others = _ranked_rows(wanted, most, ROWS_SHORT_COLUMNS if k < LONG_SUM else ROWS_COLUMNS)
-        found = _sooner_first(found, others, wanted) if others else found
-    # `FUSED` does not divide sums of `LONG_SUM` terms or more. With sums of one k-tile, it took at least 1.2 times as
-    # long as float32 multiply-adds.
-    if own and FUSED.configs[0].BK < k < LONG_SUM:
-        access = FUSED_VECTORS if wanted.vectors else FUSED_ACCESS[wanted.a_contiguous + wanted.b_contiguous]
-        seconds = tensor_heuristics.fused_seconds(FUSED.configs[0], m, n, k, matrices, sm_count, access)
-        fused = Choice(FUSED, FUSED.configs[0], None, False, LAUNCH + seconds * clock_hz, "", precision)
-        found = _sooner_first(found, [fused], wanted)
     if dividing:
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
-        others = [one for one in _ranked_tensor(wanted._replace(tma=""), PERSISTENT) if one.partition is not None]
+        others = [one for one in _ranked_tensor(wanted, PERSISTENT) if one.partition is not None]
         found = sorted(found + others, key=lambda one: one.clocks * (1.0 if one.partition is None else DECOMPOSING))
-    thin, short = min(wanted.m, wanted.n) <= FEW_COLUMNS, k <= SHORT_SUM and (own or precision in SEVERAL)
-    if (thin or short) and (own or (precision in LESS_ACCURATE and not wanted.prepared)):
-        # Float32 multiply-adds are candidates, too.
-        exact = wanted._replace(precision=BF16X6)
-        limit = _compared(found[0], wanted) / (1.0 if own else OTHER_PRECISION)
+    if precision == BF16X6:
+        found = _with_more_accurate(found, wanted, most, 1.0)
+    elif precision in LESS_ACCURATE and not wanted.prepared:
+        found = _with_more_accurate(found, wanted, most, OTHER_PRECISION)
+    return found[:most]
+
+
+def _with_more_accurate(found: list[Choice], wanted: Problem, most: int | None, faster: float) -> list[Choice]:
+    """Return a ranking with candidates of `BF16X6` that decompose one operand or none, and float32 multiply-adds.
+
+    They are before those of other precisions if they are expected to be more than `faster` times as fast.
+    """
+    k = wanted.k
+    if k > SHORT_SUM:
+        others = _ranked_rows(wanted, most, ROWS_SHORT_COLUMNS if k < LONG_SUM else ROWS_COLUMNS, BF16X6)
+        found = _sooner_first(found, others, wanted, faster) if others else found
+    # `FUSED` does not divide sums of `LONG_SUM` terms or more. With sums of one k-tile, it took at least 1.2 times as
+    # long as float32 multiply-adds.
+    if FUSED.configs[0].BK < k < LONG_SUM:
+        m, n = (-(-extent // TENSOR_TILE) * TENSOR_TILE for extent in (wanted.m, wanted.n))
+        access = FUSED_VECTORS if wanted.vectors else FUSED_ACCESS[wanted.a_contiguous + wanted.b_contiguous]
+        tile, sm_count = FUSED.configs[0], wanted.sm_count
+        seconds = tensor_heuristics.fused_seconds(tile, m, n, k, wanted.matrices, sm_count, access)
+        fused = Choice(FUSED, tile, None, False, LAUNCH + seconds * wanted.clock_hz, "", BF16X6)
+        found = _sooner_first(found, [fused], wanted, 1.0 if found[0].precision == BF16X6 else faster)
+    one_product = wanted.precision in ONE_PRODUCT
+    if min(wanted.m, wanted.n) <= FEW_COLUMNS or k <= (SHORT_SUM_OF_ONE if one_product else SHORT_SUM):
+        limit = _compared(found[0], wanted) / (1.0 if found[0].precision == BF16X6 else faster)
+        if wanted.precision != BF16X6:
+            wanted = wanted._replace(precision=IEEE if one_product else BF16X6)
         if most == 1:
-            best_found = best_of_ladder(exact, limit)
+            best_found = best_of_ladder(wanted, limit)
             others = [] if best_found is None else [best_found]
         else:
-            others = ranked_ladder(exact)
+            others = ranked_ladder(wanted)
         found = others + found if others and others[0].clocks < limit else found + others
-    return found[:most]
+    return found
 
 
 def best(wanted: Problem) -> Choice:
@@ -298,7 +318,8 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
         decomposed = ("A" if choice.swapped else "B") if choice.stage is ROWS else "operands"
         text += ", operands as they are" if own else f", {decomposed} decomposed first"
     elif wanted.precision != IEEE:
-        text += f", float32 multiply-adds{' with compensated sums' if wanted.k > FEW_TERMS else ''}"
+        compensated = choice.precision != IEEE and wanted.k > FEW_TERMS
+        text += f", float32 multiply-adds{' with compensated sums' if compensated else ''}"
     if choice.precision != wanted.precision:
         text += f", in {choice.precision}, whose bound is no larger than that of {wanted.precision}"
     candidates = "the only candidate" if count == 1 else f"the least of {count} candidates"

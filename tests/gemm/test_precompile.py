@@ -85,6 +85,11 @@ def persistent(precision, tiles):
     return decomposed("persistent", precision, tiles) | {"add_partials"}
 
 
+def of_float32(names):
+    """Return the names of kernels of float32 multiply-adds."""
+    return {name for name in names if name.startswith(("thin_", "stream_k_", "short_sums_", "coalesced_"))}
+
+
 EXPECTED = {
     "tf32": persistent("tf32", WIDE + TILES)
     | {f"tf32_tma_{tile}_{way}" for tile in MAPPED for way in ("along", "across")},
@@ -101,9 +106,14 @@ EXPECTED = {
 def test_kernels_of_a_precision(precision, fetched):
     report = precompile(cc=H200, precision=precision)
     names = [name for name, _ in fetched]
-    compensated = {name for name in names if name.endswith("_compensated")}
-    assert set(names) - compensated == EXPECTED[precision]
-    assert {name.partition("_")[0] for name in compensated} == (set() if precision == "bf16x9" else {"stream", "thin"})
+    float32 = of_float32(names)
+    others = {name for name in names if "bf16x6" in name} - EXPECTED[precision]
+    assert others <= LONG | FUSED | {"decompose_bf16x6"}
+    assert ("decompose_bf16x6" in others) == (precision not in ("bf16x6", "bf16x9")) == bool(others)
+    assert set(names) - float32 - others == EXPECTED[precision]
+    assert {name.partition("_")[0] for name in float32} == (set() if precision == "bf16x9" else {"stream", "thin"})
+    compensated = {name for name in float32 if name.endswith("_compensated")}
+    assert compensated == (set() if precision in ("tf32", "bf16") else float32)
     assert len(names) == len(set(names)) == len(report) <= 78, "each is fetched once"
     assert {cc for _, cc in fetched} == {H200}
     assert [one.origin for one in report] == ["cache"] + ["compiler"] * (len(report) - 1)
@@ -111,15 +121,18 @@ def test_kernels_of_a_precision(precision, fetched):
         assert name.startswith(one.stage)
         assert one.config in name
         assert one.cc == H200
-        assert name.endswith(one.variant) if name in compensated else one.variant == precision
+        both = {precision, "bf16x6"} if others else {precision}  # `add_partials` is the same for both
+        of = {"bf16x6"} if name in others else both if name == "add_partials" else {precision}
+        assert name.endswith(one.variant) if name in float32 else one.variant in of
         assert bool(one.config) == (one.stage in STAGES), "kernels that prepare operands have no configuration"
 
 
 def test_tensor_cores_have_few_kernels(fetched):
-    """Beside those of float32 multiply-adds, which have compensated sums."""
+    """Beside those of float32 multiply-adds, which `ieee` shares or which have compensated sums."""
     precompile(cc=H200, precision=TENSOR_PRECISIONS)
     assert len(set(fetched)) == len(fetched)
-    assert len([name for name, _ in fetched if not name.endswith("_compensated")]) <= 62
+    names = {name for name, _ in fetched}
+    assert len(names - of_float32(names)) <= 62
 
 
 def test_compensated_kernels_of_a_stage(fetched):

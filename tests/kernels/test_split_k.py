@@ -565,7 +565,7 @@ def test_blocks_of_a_divided_batch_fit_on_the_gpu_at_once(matrices):
 
 @pytest.mark.parametrize(
     ("extents", "divided"),
-    [((68, 64, 65536), True), ((100, 200, 8192), True), ((64, 60, 512), False), ((512, 508, 1024), False)],
+    [((68, 100, 65536), True), ((100, 200, 8192), True), ((64, 60, 512), False), ((512, 508, 1024), False)],
 )
 def test_operands_of_tensor_maps_are_decomposed_if_that_divides_long_sums(monkeypatch, extents, divided):
     monkeypatch.setattr(precisions, "SIMULATOR", False)

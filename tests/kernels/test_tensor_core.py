@@ -1000,6 +1000,7 @@ def test_compiled_kernels_are_what_they_claim(part):
 # ------------------------------------------------------------------------------------------------------- on a GPU
 
 FULL_RANGE = ("tf32x3", "bf16x3", "bf16x6", "bf16x9")
+STAGES_OF_A_PRECISION = ("auto", "persistent")  # the first may compute in a more accurate one
 SHAPES = [(1, 1, 1), (64, 128, 32), (100, 70, 90), (129, 257, 65), (300, 200, 1030)]
 
 
@@ -1074,16 +1075,17 @@ def test_every_stage_in_every_precision_through_the_public_function(stage, preci
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("stage", STAGES_OF_A_PRECISION)
 @pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0xFF801000])
-def test_a_nan_stays_one(precision, bits):
+def test_a_nan_stays_one(precision, stage, bits):
     import torch
 
     from numba_gemm import tiled_sgemm
 
     a, b = torch.ones(3, 5, device="cuda"), torch.ones(5, 4, device="cuda")
     a[1, 2] = torch.tensor(np.uint32(bits).view(np.int32)).view(torch.float32).to("cuda")
-    c = tiled_sgemm(a, b, precision=precision)
+    c = tiled_sgemm(a, b, precision=precision, stage=stage)
     assert (torch.isnan(c).cpu().numpy() == [[False], [True], [False]]).all()
 
 
@@ -1132,7 +1134,7 @@ def test_the_stated_bound_holds(precision, distribution, k):
     from numba_gemm import tiled_sgemm
 
     a, b = accuracy.operands(distribution, 128, 96, k, seed=k)
-    for stage in ("auto", "persistent"):  # the first may be more accurate
+    for stage in STAGES_OF_A_PRECISION:
         found = tiled_sgemm(*on_gpu(a, b), precision=precision, stage=stage).cpu().numpy()
         assert quotients(found, a, b).max() <= tensor_bound(precision, k)
 
@@ -1144,17 +1146,19 @@ def test_fp16x3_holds_its_bound_of_rows_and_columns(distribution):
     from numba_gemm import tiled_sgemm
 
     a, b = accuracy.operands(distribution, 128, 96, 1000, seed=1)
-    found = tiled_sgemm(*on_gpu(a, b), precision="fp16x3").cpu().numpy().astype(np.float64)
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     size = np.abs(wide_a).max(axis=1)[:, None] * np.abs(wide_b).max(axis=0)[None, :] * 1000
-    assert (np.abs(found - wide_a @ wide_b) <= TENSOR_BOUNDS["fp16x3"] * size).all()
+    for stage in STAGES_OF_A_PRECISION:
+        found = tiled_sgemm(*on_gpu(a, b), precision="fp16x3", stage=stage).cpu().numpy().astype(np.float64)
+        assert (np.abs(found - wide_a @ wide_b) <= TENSOR_BOUNDS["fp16x3"] * size).all()
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("stage", STAGES_OF_A_PRECISION)
 @pytest.mark.parametrize("precision", FULL_RANGE)
-def test_what_is_not_finite_comes_out_as_in_numpy(precision, beta):
+def test_what_is_not_finite_comes_out_as_in_numpy(precision, stage, beta):
     from numba_gemm import tiled_sgemm
 
     generator = np.random.default_rng(2)
@@ -1169,7 +1173,7 @@ def test_what_is_not_finite_comes_out_as_in_numpy(precision, beta):
     a[160, 0], b[0, 100] = 1e30, 1e30  # a product beyond the range
     c = generator.standard_normal((200, 150)).astype(np.float32)
     (out,) = on_gpu(c)
-    found = tiled_sgemm(*on_gpu(a, b), out, beta=beta, precision=precision).cpu().numpy()
+    found = tiled_sgemm(*on_gpu(a, b), out, beta=beta, precision=precision, stage=stage).cpu().numpy()
     with np.errstate(all="ignore"):
         expected = a @ b + np.float32(beta) * c
         size = np.abs(a.astype(np.float64)) @ np.abs(b) + np.abs(c)
@@ -1200,7 +1204,7 @@ def lost_to_underflow(precision, rows):
 @pytest.mark.parametrize("k", [1, 64, 512])
 @pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
 def test_subnormal_operands_and_sums(precision, k, a_size, b_size):
-    from numba_gemm import tiled_sgemm
+    from numba_gemm import explain, tiled_sgemm
 
     generator = np.random.default_rng(k)
     a, b = (
@@ -1209,50 +1213,56 @@ def test_subnormal_operands_and_sums(precision, k, a_size, b_size):
     )
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     size = np.abs(wide_a) @ np.abs(wide_b)
-    lost = lost_to_underflow(precision, a) @ np.abs(wide_b) + np.abs(wide_a) @ lost_to_underflow(precision, b.T).T
-    cut_off = 2.0**-149 * (k + len(TENSOR_PRECISIONS[precision].products))  # of sums near there
-    for stage in ("auto", "persistent"):  # the first may be more accurate
-        found = tiled_sgemm(*on_gpu(a, b), precision=precision, stage=stage).cpu().numpy()
-        assert (np.abs(found - wide_a @ wide_b) <= tensor_bound(precision, k) * size + lost + cut_off).all()
+    x, y = on_gpu(a, b)
+    for stage in STAGES_OF_A_PRECISION:
+        computed = explain(x, y, precision=precision, stage=stage).precision
+        lost = lost_to_underflow(computed, a) @ np.abs(wide_b) + np.abs(wide_a) @ lost_to_underflow(computed, b.T).T
+        cut_off = 2.0**-149 * (k + len(TENSOR_PRECISIONS[computed].products))  # of sums near there
+        found = tiled_sgemm(x, y, precision=precision, stage=stage).cpu().numpy()
+        assert (np.abs(found - wide_a @ wide_b) <= tensor_bound(computed, k) * size + lost + cut_off).all()
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("stage", STAGES_OF_A_PRECISION)
 @pytest.mark.parametrize("precision", FULL_RANGE)
-def test_small_integers_and_permutations_are_exact(precision):
+def test_small_integers_and_permutations_are_exact(precision, stage):
     from numba_gemm import tiled_sgemm
 
+    how = {"precision": precision, "stage": stage}
     generator = np.random.default_rng(4)
     a, b = generator.integers(-200, 200, (300, 400)), generator.integers(-1000, 1000, (400, 250))
-    found = tiled_sgemm(*on_gpu(a.astype(np.float32), b.astype(np.float32)), precision=precision).cpu().numpy()
+    found = tiled_sgemm(*on_gpu(a.astype(np.float32), b.astype(np.float32)), **how).cpu().numpy()
     np.testing.assert_array_equal(found, a @ b)
     if precision not in ("tf32x3", "bf16x3"):  # whose two parts have fewer bits than a float
         rows = generator.permutation(500)
         x = generator.standard_normal((500, 130)).astype(np.float32)
-        permuted = tiled_sgemm(*on_gpu(np.eye(500, dtype=np.float32)[rows], x), precision=precision).cpu().numpy()
+        permuted = tiled_sgemm(*on_gpu(np.eye(500, dtype=np.float32)[rows], x), **how).cpu().numpy()
         np.testing.assert_array_equal(permuted, x[rows])
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("stage", STAGES_OF_A_PRECISION)
 @pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
-def test_operands_may_change_between_calls(precision):
+def test_operands_may_change_between_calls(precision, stage):
     import torch
 
     from numba_gemm import tiled_sgemm
 
     a, b = torch.randn(300, 200, device="cuda"), torch.randn(200, 400, device="cuda")
-    first = tiled_sgemm(a, b, precision=precision)
+    how = {"precision": precision, "stage": stage}
+    first = tiled_sgemm(a, b, **how)
     a.neg_()
-    assert torch.equal(tiled_sgemm(a, b, precision=precision), -first)
+    assert torch.equal(tiled_sgemm(a, b, **how), -first)
     b.mul_(2)
-    assert torch.equal(tiled_sgemm(a, b, precision=precision), -2 * first)
+    assert torch.equal(tiled_sgemm(a, b, **how), -2 * first)
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("precision", ["tf32", "bf16x6", "fp16x3"])
-def test_products_follow_each_other_on_a_stream_and_in_a_graph(precision):
+@pytest.mark.parametrize(("precision", "stage"), [("tf32", "auto"), ("bf16x6", "auto"), ("fp16x3", "persistent")])
+def test_products_follow_each_other_on_a_stream_and_in_a_graph(precision, stage):
     """One workspace, many products in a row of other extents: each must wait for the one before."""
     import torch
 
@@ -1261,12 +1271,12 @@ def test_products_follow_each_other_on_a_stream_and_in_a_graph(precision):
     extents = [(64, 64, 2000), (1000, 900, 70), (300, 2000, 500), (2048, 2048, 64), (17, 33, 65)]
     operands = [(torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")) for m, n, k in extents]
     outs = [torch.empty(m, n, device="cuda") for m, n, _ in extents]
-    expected = [tiled_sgemm(a, b, precision=precision).clone() for a, b in operands]
+    expected = [tiled_sgemm(a, b, precision=precision, stage=stage).clone() for a, b in operands]
     torch.cuda.synchronize()
 
     def all_of_them():
         for (a, b), out in zip(operands, outs, strict=True):
-            tiled_sgemm(a, b, out, precision=precision)
+            tiled_sgemm(a, b, out, precision=precision, stage=stage)
 
     for _ in range(5):
         for out in outs:
@@ -1286,11 +1296,14 @@ def test_products_follow_each_other_on_a_stream_and_in_a_graph(precision):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("stage", STAGES_OF_A_PRECISION)
 @pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
-def test_batches_epilogues_and_strides(precision):
+def test_batches_epilogues_and_strides(precision, stage):
     import torch
 
     from numba_gemm import tiled_sgemm
+
+    how = {"precision": precision, "stage": stage}
 
     def bias_relu(value, row, column, bias):
         return max(value + bias[column], 0.0)
@@ -1299,15 +1312,15 @@ def test_batches_epilogues_and_strides(precision):
     bias = torch.randn(90, device="cuda")
     expected = torch.relu(a.double() @ b.double() + bias)
     size = a.double().abs() @ b.double().abs() + bias.abs()
-    found = tiled_sgemm(a, b, precision=precision, epilogue=bias_relu, epilogue_args=(bias,))
+    found = tiled_sgemm(a, b, **how, epilogue=bias_relu, epilogue_args=(bias,))
     assert ((found - expected).abs() <= (TENSOR_BOUNDS[precision] + 2.0**-22) * size).all()
-    turned = tiled_sgemm(a.flip(0)[0][:, ::2].contiguous().flip(1), b[::2].flip(0), precision=precision)
+    turned = tiled_sgemm(a.flip(0)[0][:, ::2].contiguous().flip(1), b[::2].flip(0), **how)
     exact = a[2][:, ::2].double().flip(1) @ b[::2].double().flip(0)
     assert (
         (turned - exact).abs() <= TENSOR_BOUNDS[precision] * (a[2][:, ::2].double().abs() @ b[::2].double().abs())
     ).all()
     out = torch.full((90, 70), float("nan"), device="cuda")
-    tiled_sgemm(a[0], b, out.T, precision=precision)
+    tiled_sgemm(a[0], b, out.T, **how)
     assert (
         (out.T - a[0].double() @ b.double()).abs()
         <= TENSOR_BOUNDS[precision] * (a[0].double().abs() @ b.double().abs())
@@ -1380,17 +1393,18 @@ def test_fp32_auto_has_the_bits_of_what_it_stands_for(extents, precision):
 def test_a_plan_of_a_precision():
     import torch
 
-    plan = numba_gemm.plan(200, 300, 400, precision="bf16x6")
+    how = {"precision": "bf16x6", "stage": "persistent"}
+    plan = numba_gemm.plan(200, 300, 400, **how)
     assert plan.precision == "bf16x6"
     assert plan.workspace_bytes > 3 * 2 * (200 + 300) * 400
     a, b = torch.randn(200, 400, device="cuda"), torch.randn(400, 300, device="cuda")
-    expected = numba_gemm.tiled_sgemm(a, b, precision="bf16x6")
+    expected = numba_gemm.tiled_sgemm(a, b, **how)
     assert torch.equal(plan(a, b), expected)
     memory = torch.empty(plan.workspace_bytes // 4, device="cuda")
-    own = numba_gemm.plan(200, 300, 400, precision="bf16x6", workspace=memory)
+    own = numba_gemm.plan(200, 300, 400, **how, workspace=memory)
     assert torch.equal(own(a, b), expected)
     c = torch.ones(200, 300, device="cuda")
     own(a, b, c, alpha=0.0, beta=3.0)
     assert (c == 3).all()
     with pytest.raises(ValueError, match="workspace"):
-        numba_gemm.plan(200, 300, 400, precision="bf16x6", workspace=memory[:1000])
+        numba_gemm.plan(200, 300, 400, **how, workspace=memory[:1000])

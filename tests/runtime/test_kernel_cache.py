@@ -1033,7 +1033,7 @@ def test_precompile_covers_what_is_launched_on_tensor_cores(pretend, monkeypatch
     for m, n, k, (a, b) in itertools.product((64, 1000, 4099), (16, 4096), (64, 1023, 1024, 20000), layouts):
         product = Product(dense(a, m, k), dense(b, k, n), dense("N", m, n))
         choice = heuristics.choose(heuristics.problem(product, gpu, precision))
-        assert choice.precision == precision or (choice.precision == "bf16x6" and cc == (9, 0))
+        assert choice.precision == precision or (choice.precision in ("bf16x6", "ieee") and cc == (9, 0))
         launches = choice.stage.launches(
             choice.config, choice.oriented(product), choice.precision, choice.partition, gpu.gpu
         )
@@ -1043,16 +1043,23 @@ def test_precompile_covers_what_is_launched_on_tensor_cores(pretend, monkeypatch
 
 @pytest.mark.parametrize(
     ("of", "most", "most_compensated"),
-    [(["ieee"], 108, 0), (["bf16"], 8, 50), (["bf16x3"], 5, 50), (["bf16x6"], 26, 50), ([*TENSOR_PRECISIONS], 62, 50)],
+    [(["ieee"], 108, 0), (["bf16"], 8, 0), (["bf16x3"], 5, 50), (["bf16x6"], 26, 50), ([*TENSOR_PRECISIONS], 62, 50)],
     ids=["ieee", "bf16", "bf16x3", "bf16x6", "tensor cores"],
 )
 def test_usual_products_take_few_kernels(pretend, monkeypatch, of, most, most_compensated):
-    """Kernels of float32 multiply-adds with compensated sums, which are those of bf16x6, are counted apart."""
+    """Those that other precisions share are counted apart: kernels of float32 multiply-adds, and those of bf16x6."""
     monkeypatch.setattr(precisions, "SIMULATOR", False)
-    kernels = [kernel for *_, kernel, _ in precompile.kernels_of("auto", (9, 0), of)]
+    stages = [(stage, kernel) for stage, *_, kernel, _ in precompile.kernels_of("auto", (9, 0), of)]
+    kernels = [kernel for _, kernel in stages]
     assert len({*kernels}) == len(kernels), "each once"
-    compensated = sum(kernel.name.endswith("_compensated") for kernel in kernels)
-    assert most / 2 < len(kernels) - compensated <= most
+    multiply_add = [
+        kernel for stage, kernel in stages if "ieee" not in of and isinstance(STAGES.get(stage), LadderStage)
+    ]
+    compensated = sum(kernel.name.endswith("_compensated") for kernel in multiply_add)
+    shared = 0 if "bf16x6" in of else sum("bf16x6" in kernel.name for kernel in kernels)
+    assert shared <= 18
+    assert len(multiply_add) - compensated <= 50
+    assert most / 2 < len(kernels) - len(multiply_add) - shared <= most
     assert most_compensated / 2 <= compensated <= most_compensated
 
 

@@ -242,7 +242,8 @@ class TensorStage(Stage):
         rest = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN) - partition.whole
         if rest <= 0:
             return 1
-        slots = max(1, ceil_div(product.k, self.precision_for(precision, product.k).slot_k))
+        k = product.k
+        slots = max(1, ceil_div(k, self.precision_for(precision, k).slot_k))
         return max(1, min(partition.blocks // rest, slots))
 
     def own_launches(

@@ -12,7 +12,7 @@ import pandas as pd
 from numba_gemm.api import tiled_sgemm
 from numba_gemm.device.units import ceil_div
 from numba_gemm.gemm.fp32_auto import AUTO_K, AUTO_PRECISION
-from numba_gemm.gemm.heuristics import SEVERAL
+from numba_gemm.gemm.heuristics import LESS_ACCURATE
 from numba_gemm.gemm.precision import IEEE, runnable, tensor_stage
 from numba_gemm.lab.bench.buffers import Reference, TorchLibrary
 from numba_gemm.lab.bench.results import CUBLAS
@@ -78,7 +78,7 @@ def measured(ks: Sequence[int], extent: int, seed: int, precisions: Sequence[Any
             a, b = (torch.from_numpy(x).cuda() for x in operands(distribution, extent, extent, k, seed))
             reference = Reference(TorchLibrary(torch), a, b)
             for name in (CUBLAS, *precisions):
-                stage = "auto" if decomposes is None or name not in SEVERAL else decomposes.name
+                stage = "auto" if decomposes is None or name not in LESS_ACCURATE else decomposes.name
                 c = torch.matmul(a, b) if name == CUBLAS else tiled_sgemm(a, b, precision=name, stage=stage)
                 _, median, worst = reference.judge(c, IEEE if name == CUBLAS else name)
                 where = {"distribution": distribution, "m": extent, "n": extent, "k": k, "precision": name}
