@@ -90,6 +90,7 @@ TILE_END, TILE_END_ONE = 1.5e-6, 0.5e-6
 # that `persistent` takes before its first tile, whose first products nothing hides.
 STEPWISE_END, ROWS_STEPWISE_END = 0.1e-9, 0.25e-9
 STEPWISE_START = 1.0e-6
+SCALED_END = 0.15e-9  # seconds for each element of a tile from which scales are removed
 MEMORY_EFFICIENCY = 0.8  # of device memory's theoretical bandwidth, that the decomposition reaches
 LAUNCH = 2e-6  # seconds that each launch before the last one adds
 # Divided sums: numbers of blocks per tile that are considered if all blocks run at once; seconds of the launch that
@@ -295,6 +296,8 @@ def _rated(stage: Stage, precision: str, short: bool, narrow_a: bool) -> tuple[T
         end = TILE_END_ONE if decomposed and len(own.products) == 1 else TILE_END
         if own.stepwise:
             end += (ROWS_STEPWISE_END if reads_rows else STEPWISE_END) * area
+        if own.scaled:
+            end += SCALED_END * area
         one_by_one = (STEPWISE_WRITE_ONE if own.stepwise else WRITE_ONE) * area
         found.append((config, *extents, area, rate * 1e12, *times, end, one_by_one, may_divide(stage, config)))
     return own, decomposed, slot_k, found
