@@ -20,8 +20,8 @@ class Explanation:
     stage, config : str
         Names of the stage that would run and its configuration; empty if there is nothing to compute.
     precision : str
-        Precision that the product is computed in: for "fp32_auto" the one that it stands for, and for some small and
-        thin products "bf16x6" in place of a less accurate one.
+        Precision that the product is computed in: for "fp32_auto" the one that it stands for, and for some products
+        "bf16x6" or "ieee" in place of a less accurate one.
     tile : tuple of int
         Rows and columns of a block tile of C, and terms of the sums that a block takes at a time.
     blocks : int

@@ -182,10 +182,10 @@ class Plan:
         wanted = heuristics.problem(self._product, gpu, self.precision)
         self._choice = request.chosen(stage, device, wanted)
         launches = [self._prepared(self._choice)]
-        if isinstance(self._choice.stage, TmaStage) or isinstance(
-            self._choice.config, NarrowRowsConfig
-        ):  # other operands may need to be decomposed
-            launches.append(self._launches(decomposed(wanted)))
+        self._decomposed: Choice | None = None  # for operands that the choice cannot read
+        if isinstance(self._choice.stage, TmaStage) or isinstance(self._choice.config, NarrowRowsConfig):
+            self._decomposed = decomposed(wanted)
+            launches.append(self._launches(self._decomposed))
         self.stage, self.config = self._choice.stage.name, self._choice.config
         multiplies = launches[0].multiplication
         self.grid, self.block = multiplies.grid, multiplies.block
@@ -352,10 +352,11 @@ class Plan:
             choice, planned = self._choice, self._product
             if wanted.precision != self.precision:  # sums without terms
                 return wanted.choose(part)
+            same = (part.m, part.n, part.batch.matrices) == (planned.m, planned.n, planned.batch.matrices)
             narrow = isinstance(choice.config, NarrowRowsConfig) and not choice.oriented(part).narrow_a
             if narrow or (isinstance(choice.stage, TmaStage) and tma_operands(part) is None):
-                return wanted.choose(part)
-            same = (part.m, part.n, part.batch.matrices) == (planned.m, planned.n, planned.batch.matrices)
+                fits = self._workspace is not None and same and part.k == planned.k  # the caller's memory
+                return self._decomposed if fits and self._decomposed is not None else wanted.choose(part)
             if same and part.k in (0, planned.k):
                 return choice
             return self._undivided(part) if choice.partition is None else self._divided(part)

@@ -42,7 +42,7 @@ class Problem(NamedTuple):
     epilogue : bool
         True if the product has an epilogue.
     prepared : bool
-        True if an operand is prepared for a precision of which thin products may be computed in a more accurate one.
+        True if an operand is prepared for a precision in place of which a more accurate one may be faster.
     precision : str
         Precision, not "fp32_auto".
     tma : str

@@ -181,6 +181,28 @@ def test_plan(torch, gpu):
         plan(64, 128, 96, precision="bf16x6")(tensor(64, 96), weights)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "bf16x3", "fp16x3", "tf32x3"])
+@pytest.mark.parametrize("vectors", [0, 1])
+def test_plans_in_another_precision_do_not_read_parts(torch, gpu, precision, vectors):
+    """A plan is made before it is known whether its operands are prepared; bf16x6 has parts of its own."""
+    b, bias = turned(tensor(33, 2072)), Tensor(on_boundary(filled(1, 33)[0]))
+    a, c, weights = tensor(15498, 2072), tensor(15498, 33), prepare(b, precision)
+    options = {"epilogue_args": (bias,)} if vectors else {}
+    product = plan(15498, 33, 2072, precision=precision, layout="NT", epilogue=shift if vectors else None)
+    assert (product.stage, product.precision) == ("rows_in_registers", precision)
+    with gpu.recording() as usual:
+        product(a, b, c, **options)
+    with gpu.recording() as made:
+        product(a, weights, c, **options)
+    assert names(made) == names(usual)
+    assert names(made)[0] == "decompose_bf16x6"
+    assert made[0].b[0] == b.data_ptr()
+    assert made[-1].arguments.keys() == usual[-1].arguments.keys()
+    assert not vectors or made[-1].vector0 == usual[-1].vector0
+    parts = {did.b_parts[0] for did in made if "b_parts" in did.arguments}
+    assert weights.parts.data_ptr() not in {*parts, *(did.b[0] for did in made)}
+
+
 @pytest.mark.parametrize("vectors", [0, 1])
 def test_parts_that_are_not_read(torch, gpu, vectors):
     """Small products are decomposed where they are multiplied, prepared or not: the bits are the same."""

@@ -552,6 +552,17 @@ def test_a_division_is_faster_by_a_clear_margin():
         assert ways[0][0] == (divided if ways[0][2] else whole)
 
 
+@pytest.mark.parametrize(("k", "divided"), [(511, False), (512, True)])
+def test_shares_of_nine_products(k, divided):
+    """Each share is rounded, so fewer terms than these are not divided in bf16x9."""
+    nine, six = (
+        tensor_heuristics.seconds_of(PERSISTENT, precision, 256, 256, k, 1, 132, "")
+        for precision in ("bf16x9", "tf32x3")
+    )
+    assert any(partition is not None for *_, partition in nine) == divided
+    assert any(partition is not None for *_, partition in six)
+
+
 @pytest.mark.parametrize("matrices", [1, 3, 50, 200])
 def test_blocks_of_a_divided_batch_fit_on_the_gpu_at_once(matrices):
     for seconds, config, partition in tensor_heuristics.seconds_of(
@@ -870,14 +881,16 @@ def test_alpha_beta_batches_and_epilogues_of_split_products(precision):
 def test_split_products_follow_each_other_on_a_stream_and_in_a_graph(precision):
     import torch
 
+    how = {"precision": precision, "stage": "auto" if precision == "bf16x6" else "persistent"}
+
     extents = [(64, 64, 20000), (1000, 900, 70), (40, 300, 9000), (17, 33, 4001)]
     operands = [(torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")) for m, n, k in extents]
     outs = [torch.empty(m, n, device="cuda") for m, n, _ in extents]
-    expected = [numba_gemm.tiled_sgemm(a, b, precision=precision).clone() for a, b in operands]
+    expected = [numba_gemm.tiled_sgemm(a, b, **how).clone() for a, b in operands]
 
     def all_of_them():
         for (a, b), out in zip(operands, outs, strict=True):
-            numba_gemm.tiled_sgemm(a, b, out, precision=precision)
+            numba_gemm.tiled_sgemm(a, b, out, **how)
 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

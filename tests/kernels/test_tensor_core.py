@@ -1264,7 +1264,9 @@ def test_operands_may_change_between_calls(precision, stage):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(("precision", "stage"), [("tf32", "auto"), ("bf16x6", "auto"), ("fp16x3", "persistent")])
+@pytest.mark.parametrize(
+    ("precision", "stage"), [("tf32", "auto"), ("bf16x6", "auto"), ("bf16x6", "persistent"), ("fp16x3", "persistent")]
+)
 def test_products_follow_each_other_on_a_stream_and_in_a_graph(precision, stage):
     """One workspace, many products in a row of other extents: each must wait for the one before."""
     import torch
