@@ -268,14 +268,15 @@ def test_plan_keeps_a_given_workspace(gpu, monkeypatch):
         plans.Plan(4, 4, 4, 0, "auto", "NN", memory)
 
 
-def test_workspace_of_a_plan_by_tensor_maps_holds_decomposed_operands(torch, gpu):
-    """Other operands than the plan's cannot all be described by tensor maps."""
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 128, 96), (4232, 12, 548)], ids=["square", "thin"])
+def test_workspace_of_a_plan_by_tensor_maps_holds_decomposed_operands(torch, gpu, m, n, k):
+    """Other operands than the plan's cannot all be described by tensor maps; kernels of thin ones need counters."""
     gpu.computes = False
-    memory = tensor(np.zeros((1, plan(64, 128, 96, precision="tf32").workspace_bytes // 4 + 64), np.float32)[0])
+    memory = tensor(np.zeros((1, plan(m, n, k, precision="tf32").workspace_bytes // 4 + 64), np.float32)[0])
     memory = Tensor(memory.x[-(memory.x.ctypes.data // 4) % 64 :])
-    made = plan(64, 128, 96, precision="tf32", workspace=memory)
+    made = plan(m, n, k, precision="tf32", workspace=memory)
     assert made.stage == "tf32_tma"
-    a, b, skewed = tensor(filled(64, 96)), tensor(filled(96, 128)), on_boundary(filled(64, 96), 1)
+    a, b, skewed = tensor(filled(m, k)), tensor(filled(k, n)), on_boundary(filled(m, k), 1)
     made(a, b)
     made(Tensor(skewed), b)
     maps, decomposition, multiplication = gpu.launches
