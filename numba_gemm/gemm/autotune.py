@@ -40,6 +40,8 @@ class Candidate:
     ----------
     stage, config : str
         Names of the kernel.
+    precision : str
+        Precision that it computes in: the one asked for, or a more accurate one.
     partition : Partition or None
         Division of the product among blocks; None in stages without a schedule.
     swapped : bool
@@ -52,6 +54,7 @@ class Candidate:
 
     stage: str
     config: str
+    precision: str
     partition: Partition | None
     swapped: bool
     microseconds: float
@@ -105,10 +108,13 @@ class Autotuned:
             f"{batch}M={wanted.m}, N={wanted.n}, K={wanted.k} on {self.device}: the fastest of {len(self.candidates)} "
             f"candidates is {self.speedup:.3f} times as fast as the model's choice (*)",
             f"  {'measured us':>12} {'expected us':>12}  what",
-            *(f"{'* ' if one is self.model else '  '}{one}" for one in self.candidates),
+            *(f"{'* ' if one is self.model else '  '}{one}{self._precision_of(one)}" for one in self.candidates),
             f"kept in {self.stored}" if self.stored else "kept for this process only",
         ]
         return "\n".join(lines)
+
+    def _precision_of(self, one: Candidate) -> str:
+        return "" if one.precision == self.problem.precision else f", in {one.precision}"
 
 
 def autotune(
@@ -200,7 +206,15 @@ def autotune(
             raise RuntimeError(f"no candidate for {wanted} can be run on {gpu.name}; the warnings say why")
         medians = bench.timed(right, affordable_rounds(calls, begin + float(seconds) - time.perf_counter()))
     measured = [
-        Candidate(one.stage.name, one.config.name, one.partition, one.swapped, us, one.clocks / gpu.clock_hz * 1e6)
+        Candidate(
+            one.stage.name,
+            one.config.name,
+            one.precision,
+            one.partition,
+            one.swapped,
+            us,
+            one.clocks / gpu.clock_hz * 1e6,
+        )
         for one, us in zip(right, medians)
     ]
     order = sorted(range(len(right)), key=medians.__getitem__)

@@ -787,6 +787,9 @@ def test_precisions(memory, place, monkeypatch, precision):
     }[precision]
     assert {one.stage for one in told.candidates} == expected
     assert len({(one.config, one.partition) for one in told.candidates}) == len(told.candidates) == 3
+    for one in told.candidates:
+        assert one.precision == ("bf16x6" if one.stage == "fused_decomposition" else precision)
+    assert (", in bf16x6" in str(told)) == (precision == "fp16x3")
     assert (told.best.config, told.best.partition) == done[-1], "the last candidate is the fastest"
     assert f" precision={precision} " in next(iter(json.loads(file_of(place).read_text())["choices"]))
     for _ in range(2):
