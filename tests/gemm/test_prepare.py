@@ -194,6 +194,9 @@ def test_plans_in_another_precision_do_not_read_parts(torch, gpu, precision, vec
         product(a, b, c, **options)
     with gpu.recording() as made:
         product(a, weights, c, **options)
+    with gpu.recording() as again:
+        product(a, weights, c, **options)
+    assert again == made
     assert names(made) == names(usual)
     assert names(made)[0] == "decompose_bf16x6"
     assert made[0].b[0] == b.data_ptr()
