@@ -354,7 +354,7 @@ def test_choice(monkeypatch, m):
     assert named.stage is ROWS
     assert "B decomposed first" in named.reason
     assert (named.partition is not None) == ("divided among" in named.reason)
-    for other in ({"a_contiguous": False}, {"n": 800}, {"precision": "bf16x3"}, {"k": 128}):
+    for other in ({"a_contiguous": False}, {"n": 800}, {"precision": "bf16x9"}, {"k": 128}):
         assert ROWS not in {choice.stage for choice in heuristics.ranked(gate._replace(**other))}, other
     assert heuristics.ranked(gate._replace(aligned=False, vectors=False)) == heuristics.ranked(gate)
     found = heuristics.ranked(gate)
@@ -377,7 +377,7 @@ def test_choice_of_the_transpose(monkeypatch, n):
     named = heuristics.named("rows_in_registers", wanted)
     assert named.swapped
     assert "computed as the transpose, A decomposed first" in named.reason
-    for other in ({"epilogue": True}, {"m": 129}, {"b_contiguous": False}, {"precision": "bf16x3"}, {"k": 128}):
+    for other in ({"epilogue": True}, {"m": 129}, {"b_contiguous": False}, {"precision": "bf16x9"}, {"k": 128}):
         assert ROWS not in {choice.stage for choice in heuristics.ranked(wanted._replace(**other))}, other
     as_is = heuristics.named("rows_in_registers", wanted._replace(epilogue=True))
     assert (as_is.stage, as_is.swapped) == (ROWS, False)
