@@ -73,7 +73,7 @@ def tiled_sgemm(
         from K = 128 ("bf16x6") and K = 1024 ("bf16x9") on; "tf32x3" (two TF32) and "fp16x3" (two FP16, scaled by row
         and column) are less accurate for sums of one sign; "bf16x3" (two BF16) keeps 16 bits of each element; "tf32"
         and "bf16" round the elements. On 9.0, "bf16x6" also has compensated float32 sums, for small and thin products.
-        Less accurate precisions stand for "bf16x6", "tf32" and "bf16" also for "ieee", where these are faster.
+        A less accurate precision is computed in "bf16x6", or "tf32" and "bf16" in "ieee", if expected to be faster.
         "fp32_auto" is the fastest precision whose stated error and range are no worse than those of "ieee", if no
         element but 0 is below 2^-109. A named stage computes in its own `Stage.precisions` only. Names of JAX, PyTorch
         and cuBLAS for the same arithmetic are accepted, too. See docs/precision.md.

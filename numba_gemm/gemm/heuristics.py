@@ -39,8 +39,9 @@ TF32_TMA, ROWS, FUSED, PERSISTENT = (
 )
 WARPGROUPS = (9, 0)  # the compute capability whose tensor-core kernels are those of warpgroups
 BF16X6 = "bf16x6"  # the precision in which `ROWS` and `FUSED` were timed, and in which float32 sums are compensated
-LESS_ACCURATE = ("tf32", "bf16", "tf32x3", "bf16x3", "fp16x3")  # with larger bounds, so it may replace them
-ONE_PRODUCT = ("tf32", "bf16")  # of parts, whose bounds are larger than those of plain float32 sums, too
+# Precisions whose bounds are larger than that of `BF16X6`, which may be computed in their place; and those with one
+# product of parts, whose bounds are also larger than that of `IEEE`.
+LESS_ACCURATE, ONE_PRODUCT = ("tf32", "bf16", "tf32x3", "bf16x3", "fp16x3"), ("tf32", "bf16")
 # Most columns of `ROWS`, as is and as the transpose, which does not read parts of a prepared B; the same for sums of
 # fewer than `LONG_SUM` terms.
 ROWS_COLUMNS, ROWS_SHORT_COLUMNS = (768, 128), (2048, 128)
@@ -49,7 +50,7 @@ TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 FEW_TILES_ELEMENTS = 128 * 64  # of C per multiprocessor, up to which its tiles may be divided
 NARROW = 64  # rows and columns up to which tiles may be narrower than those that extents are rounded up to
 BYTES_COUNT = 4  # multiply-adds, in the time of the bytes, from which on these make no difference to a choice
-# Terms up to which float32 multiply-adds are considered for a C that is not thin, and in precisions of `ONE_PRODUCT`.
+# Terms up to which float32 multiply-adds are considered for a C that is not thin; the same in `ONE_PRODUCT`.
 SHORT_SUM, SHORT_SUM_OF_ONE = 128, 32
 OTHER_PRECISION = 1.1  # factor by which kernels of a more accurate precision must be expected to be faster
 DECOMPOSING = 1.2  # factor by which decomposed operands must be expected to be faster than those of tensor maps
@@ -107,17 +108,17 @@ def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
 
 
 def _ranked_rows(
-    wanted: Problem, most: int | None = None, columns: tuple[float, float] = (inf, inf), precision: str = ""
+    wanted: Problem, most: int | None = None, columns: tuple[float, float] = (inf, inf), in_precision: str = ""
 ) -> list[Choice]:
-    """Return candidates of `ROWS` that read a contiguous axis, as is and as the transpose.
+    """Return candidates of `ROWS` that read a contiguous axis, as is and as the transpose; see `_ranked_tensor`.
 
     They have up to `columns`, unless the operand that is not decomposed is of BF16.
     """
     as_is = wanted.a_narrow or (wanted.a_contiguous and wanted.n <= columns[0])
-    found = _ranked_tensor(wanted, ROWS, most, precision) if as_is else []
+    found = _ranked_tensor(wanted, ROWS, most, in_precision) if as_is else []
     turns = wanted.b_narrow or (wanted.b_contiguous and wanted.m <= columns[1])
     turns = turns and not wanted.epilogue  # which is given rows and columns of C
-    turned = _ranked_tensor(wanted.swapped, ROWS, most, precision) if turns else []
+    turned = _ranked_tensor(wanted.swapped, ROWS, most, in_precision) if turns else []
     return _sooner_first(found, [one._replace(swapped=True) for one in turned], wanted) if turned else found
 
 

@@ -96,10 +96,10 @@ def checked_product(
         for part in request.parts(placed.a, placed.b, placed.c, placed.vectors):
             steps = [x.pointer - base for x, base in zip((part.a, part.b, part.c), bases, strict=True)]
             choice, operands = choose(part.product), (request.alpha, part.a, part.b, request.beta, part.c)
-            whole = part.product
-            if choice.precision != request.precision:  # of other parts than those of operands that are prepared
-                whole = whole._replace(prepared=(False, False))
-            done = launch_choice(whole, choice, *operands, queue, part.vectors, memory)
+            multiplied = part.product
+            if choice.precision != request.precision:  # which has other parts than prepared operands
+                multiplied = multiplied._replace(prepared=(False, False))
+            done = launch_choice(multiplied, choice, *operands, queue, part.vectors, memory)
             launched += [(bound, steps[0] + x, steps[1] + y, steps[2] + z, first) for bound, x, y, z, first in done]
         if tag is not None and request.k and tag == fast_path.tag_of(stage, precision, epilogue, epilogue_args):
             given = a, b, out, (*epilogue_args, *parts)
