@@ -90,7 +90,7 @@ TILE_END, TILE_END_ONE = 1.5e-6, 0.5e-6
 # that `persistent` takes before its first tile, whose first products nothing hides.
 STEPWISE_END, ROWS_STEPWISE_END = 0.1e-9, 0.25e-9
 STEPWISE_START = 1.0e-6
-SCALED_END = 0.15e-9  # seconds for each element of a tile from which scales are removed
+SCALED_END = 0.08e-9  # seconds for each element of a tile from which scales are removed
 MEMORY_EFFICIENCY = 0.8  # of device memory's theoretical bandwidth, that the decomposition reaches
 LAUNCH = 2e-6  # seconds that each launch before the last one adds
 # Divided sums: numbers of blocks per tile that are considered if all blocks run at once; seconds of the launch that

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.covering import covering
-from support.simulated_parts import LAYOUTS, Warp, float32_sums, marks_of, recomposed, simulated_decomposition
+from support.simulated_parts import (
+    LAYOUTS,
+    Warp,
+    float32_sums,
+    marks_of,
+    reciprocals_in,
+    recomposed,
+    simulated_decomposition,
+)
 
 from numba_gemm.device.units import WARP
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS
@@ -294,8 +302,7 @@ def sums_of_parts(precision, x_parts, y_parts, x, y):
     of_x, of_y = recomposed(precision, x_parts, *x.shape), recomposed(precision, y_parts, *y.T.shape)
     total = sum(of_x[i] @ of_y[j].T for i, j in precision.products)
     if precision.scaled:
-        scales = x_parts[-1, : x.shape[0], None] + y_parts[-1, None, : y.shape[1]]
-        total = total * 2.0 ** scales.astype(np.float64)
+        total /= reciprocals_in(x_parts[-1, : x.shape[0], None]) * reciprocals_in(y_parts[-1, None, : y.shape[1]])
     return total.astype(np.float32)
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from support.covering import covering
-from support.simulated_parts import float32_sums, marks_of
+from support.simulated_parts import float32_sums, marks_of, words_of_scales
 from support.tensor_core_cases import passed, tensor_matrix
 
 import numba_gemm
@@ -95,7 +95,7 @@ def decomposed(x, scales):
     """Decomposed rows with nothing but their marks and scales."""
     marks = marks_of(x, SLOT_BITS)
     last = np.full((1, marks.shape[1]), np.nan, np.float32)
-    last[0, : scales.size] = scales
+    last[0, : scales.size] = words_of_scales(scales)
     return np.vstack([marks, last])
 
 
@@ -730,7 +730,7 @@ def test_whole_tiles_and_divided_ones(name, index, precision, by_columns, layout
         ((1600, 1600, 5000), "tf32x3", False),
         ((20000, 64, 3000), "bf16x6", False),
         ((64, 20000, 3000), "bf16x6", False),
-        ((40, 18944, 4096), "fp16x3", False),
+        ((200, 18944, 4096), "fp16x3", False),
         ((1100, 1100, 8000), "bf16x6", False),
         ((20000, 64, 3000), "bf16x6", True),
     ],
@@ -792,7 +792,7 @@ def test_divided_rests_in_all_ways_of_calling(extents, precision, narrow):
         ((1536, 1536, 1536), "fp16x3"),
         ((1600, 1600, 5000), "tf32x3"),
         ((20000, 64, 3000), "bf16x6"),
-        ((40, 18944, 4096), "fp16x3"),
+        ((200, 18944, 4096), "fp16x3"),
     ],
 )
 def test_an_epilogue_of_divided_rests(extents, precision, beta):

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from support.covering import covering
 from support.offline import offline
 from support.recorded_launches import record_launches
-from support.simulated_parts import LAYOUTS, Warp, aligned_empty, recomposed, simulated_decomposition
+from support.simulated_parts import (
+    LAYOUTS,
+    Warp,
+    aligned_empty,
+    reciprocals_in,
+    recomposed,
+    simulated_decomposition,
+    words_of_scales,
+)
 from support.tensor_core_cases import (
     ALL_PRECISIONS,
     COMPILED,
@@ -49,6 +57,7 @@ from numba_gemm.kernels.tensor_core import (
     WarpgroupConfig,
     accumulate,
     decompose,
+    scales,
 )
 from numba_gemm.kernels.tensor_core import stage as tensor_stage
 from numba_gemm.kernels.tensor_core.config import (
@@ -193,7 +202,7 @@ def test_parts_sum_up_to_the_operands(precision, layout):
         rest = np.abs(x.astype(np.float64) - found.sum(axis=0))
         unit = UNITS[precision.kind]
         # F16 ends at 2^-24: half of that is what scaled elements may lose.
-        least = 2.0 ** (-25 - parts[-1, : len(x), None].astype(np.float64)) if precision.scaled else 0.0
+        least = 2.0**-25 * reciprocals_in(parts[-1, : len(x), None]) if precision.scaled else 0.0
         assert (rest <= unit**precision.parts * (2 if precision.short else 1) * np.abs(x) + least).all()
         for p, (part, next_part) in enumerate(pairwise(found)):
             assert (np.abs(next_part) <= unit * (2 if precision.short and p == 0 else 1) * np.abs(part) + least).all()
@@ -241,11 +250,28 @@ def test_scales_bring_the_largest_of_a_row_to_one_size(turned):
     x[2, 3], x[3, k - 1] = np.inf, np.nan
     x = np.asfortranarray(x) if turned else x
     parts, _ = simulated_decomposition(precision, x, x[:1])
-    scales = parts[-1, :6]
+    found = reciprocals_in(parts[-1, :6])
     sizes = np.abs(np.where(np.isfinite(x), x, 0)).max(axis=1)
-    assert (np.abs(scales) <= decompose.FARTHEST).all()
+    assert (np.abs(np.log2(found)) <= scales.FARTHEST).all()
     for row in (1, 3, 4):
-        assert 2.0**14 <= float(sizes[row]) * 2.0 ** float(scales[row]) < 2.0**15
+        assert 2.0**14 <= float(sizes[row]) / found[row] < 2.0**15
+
+
+@simulated
+@given(
+    st.floats(1, 2, exclude_max=True, width=32),
+    st.integers(-48, 52),
+    st.integers(scales.TOP - 127, scales.FARTHEST),
+    st.integers(scales.TOP - 127, scales.FARTHEST),
+)
+def test_scales_are_removed_with_one_rounding(fraction, magnitude, row, col):
+    """Whatever the scales: sums of products of F16 parts are at least 2^-48."""
+    total = np.float32(fraction * 2.0**magnitude)
+    words = [scales.reciprocal(np.int32(logarithm)) for logarithm in (row, col)]
+    np.testing.assert_array_equal(words, words_of_scales(np.float32([row, col])))
+    with np.errstate(all="ignore"):
+        expected = np.float32(float(total) * 2.0 ** -(row + col))
+        assert scales.unscaled(total, *words) == expected
 
 
 # ------------------------------------------------------------------------------------------------------------- sums
@@ -376,8 +402,8 @@ def test_what_is_below_stays_as_it_is():
 def test_scales_are_taken_out(deep, across):
     warp = Warp("fp16x3", 16 * deep, 8 * across, 3, deep=deep, across=across)
     found = warp.store("pairs", 1.0, 0.0)
-    scales = warp.scales[0, : 16 * deep, None] + warp.scales[1, None, : 8 * across]
-    np.testing.assert_array_equal(found, warp.sums * np.float32(2) ** -scales)
+    logarithms = warp.scales[0, : 16 * deep, None] + warp.scales[1, None, : 8 * across]
+    np.testing.assert_array_equal(found, warp.sums * np.float32(2) ** -logarithms)
 
 
 @simulated

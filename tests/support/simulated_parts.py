@@ -38,8 +38,21 @@ def recomposed(precision: TensorPrecision, parts: np.ndarray, mn: int, k: int) -
     beyond[:, :mn, :k] = 0
     assert not beyond.any(), "beyond the operand's edges the parts are zero"
     if precision.scaled:
-        whole[:, :mn] *= 2.0 ** -parts[-1, :mn].astype(np.float64)[None, :, None]
+        whole[:, :mn] *= reciprocals_in(parts[-1, :mn])[None, :, None]
     return whole[:, :mn, :k]
+
+
+def reciprocals_in(words: np.ndarray) -> np.ndarray:
+    """The reciprocals of scales, in float64, from words of two powers of two in BF16 each."""
+    bits = np.ascontiguousarray(words).view(np.uint32)
+    low, high = ((half & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64) for half in (bits << 16, bits))
+    return low * high
+
+
+def words_of_scales(logarithms: np.ndarray) -> np.ndarray:
+    """Words that divide by scales of these binary logarithms."""
+    low, high = ((2.0**-half).astype(np.float32).view(np.uint32) for half in (logarithms // 2, (logarithms + 1) // 2))
+    return (low >> 16 | high).view(np.float32)
 
 
 def aligned_empty(rows: int, cols: int) -> np.ndarray:
@@ -98,9 +111,11 @@ class Warp:
         self.old = generator.standard_normal((m, n)).astype(np.float32)
         self.sums = generator.standard_normal((16 * deep, 8 * across)).astype(np.float32)
         self.scales = generator.integers(-40, 40, (2, 64)).astype(np.float32)
-        self.parts = [np.zeros((3, MARKED_WORDS * 64), np.float32) for _ in self.scales]  # nothing is marked
+        # Nothing is marked. Columns are read in pairs.
+        self.parts = [aligned_empty(3, MARKED_WORDS * 64) for _ in self.scales]
         for parts, scales in zip(self.parts, self.scales):
-            parts[-1, :64] = scales
+            parts[...] = 0
+            parts[-1, :64] = words_of_scales(scales)
 
     def store(self, layout, alpha, beta, epilogue=None, vectors=(), partial=False):
         """C after all lanes have stored; it lies among NaNs, which stay."""

@@ -4,7 +4,7 @@ A decomposed operand is a matrix of 32-bit words. It has one row per part and sl
 row holds 32 words, 128 bytes, per row of A (or column of B). A slot in shared memory has the same layout, so one bulk
 copy brings any number of rows of a slot. Within 128 bytes the eight 16-byte chunks are permuted by XOR with the row
 modulo eight, as the matrix instruction reads them (the "128-byte swizzle"). In a scaled precision one more row follows:
-the logarithm of the scale of each row of A, or column of B, as floats.
+a word for the scale of each row of A, or column of B (`scales`).
 
 With several parts, these words are followed by one more per row of A (or column of B). Behind first parts it is a mark:
 above 0.0 if an element of the slot may not be ordinary (`special_values`), otherwise 0.0. The others are not written.

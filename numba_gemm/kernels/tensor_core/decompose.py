@@ -3,9 +3,8 @@
 An operand is treated as (mn, k): A as it is, B transposed. An operand that is not contiguous along k is transposed on
 the way. Beyond the operand's edges the parts are zero. Each element is read once and each of its parts is written once:
 4 bytes in, 8 out for two parts of TF32, 6 for three of BF16, 4 for two of F16. For a scaled precision, another kernel
-(`build_row_maxima`) first reads all elements to find the largest of each row. Rows are scaled so that this element is
-between 2^14 and 2^15. With several parts, each row of a slot gets a mark if an element is not ordinary
-(`special_values`).
+(`build_row_maxima`) first reads all elements to find the largest of each row, which determines its scale (`scales`).
+With several parts, each row of a slot gets a mark if an element is not ordinary (`special_values`).
 
 An infinity, or an element that rounds to one, has a rest of NaN or infinity. Parts have the exponent range of their
 narrow format, so the last ones lose bits, or vanish, for small elements: below 2^-109 for BF16, or 2^-114 for TF32. For
@@ -15,12 +14,12 @@ F16, these are elements below 2^-16 of the largest in their row, and all element
 
 from __future__ import annotations
 
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int64, uint32
 
 from ...device.address import address_of, col_step, global_load4_or_zero, shared_address, shared_load4, shared_store4
 from ...device.grid_order import let_next_start, wait_for_last
 from ...device.matrix import shifted
-from ...device.narrow import bf16, exponent, f16, pair, pair_f16, power, short_bf16, tf32
+from ...device.narrow import bf16, f16, pair, pair_f16, power, short_bf16, tf32
 from ...device.vector import store4
 from ...simulator.switch import device_function, hardware_only
 from .config import (
@@ -35,10 +34,9 @@ from .config import (
     words_per_row,
 )
 from .precision import TensorPrecision
+from .scales import reciprocal, scale_logarithm
 
 AT_ONCE = 16  # elements that a thread loads at a time
-TOP = 14  # logarithm of the magnitude to which the largest element of a row is scaled
-FARTHEST = 120  # limit of a scale's logarithm, so that the product of two scales is a float
 
 
 @device_function
@@ -137,13 +135,12 @@ def build(precision: TensorPrecision, batched: bool = False):
                 largest = max(largest, large[span, row])
                 span += CHUNKS
             largest = of_all_chunks(tile, largest, r, chunk)
-            scale = int32(TOP - exponent(largest))
-            scale = int32(max(int32(-FARTHEST), min(int32(FARTHEST), scale)))
+            scale = scale_logarithm(largest)
             factor = power(scale)
             for i in range(EACH):
                 values[i] *= factor
             if slot == uint32(0) and chunk == uint32(0):
-                parts[int64(slots) * PARTS, row] = float32(scale)
+                parts[int64(slots) * PARTS, row] = reciprocal(scale)
         at = uint32(shared_address(tile) + ROW_BYTES * r + CHUNK_BYTES * (chunk ^ (r % CHUNKS)))
         words = cuda.local.array(4, float32)
         for p in range(PARTS):

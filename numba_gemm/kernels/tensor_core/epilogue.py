@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from numba import cuda, float32, int32, int64, uint32, uint64
+from numba import cuda, float32, int64, uint32, uint64
 
+from ...device.address import address_of, global_load2
 from ...device.matrix import shifted
-from ...device.narrow import power
 from ...device.store import element_store
 from ...simulator.switch import SIMULATOR, device_function
 from ..ladder.partitions import GROUP
 from .config import NARROW
+from .scales import unscaled
 from .special_values import AHEAD, AHEAD_IN_WARP, alone, infinite_terms, lanes_of_warp, special_sums
 from .stage import TensorVariant
 from .warp_store import warp_store
@@ -127,10 +128,9 @@ def sums_store(variant: TensorVariant, across: int, deep: int = 1):
         """Divide by the scales of the rows and columns."""
         last_row, last_col = a.shape[0] - 1, b.shape[0] - 1
         for j in range(GROUPS):
+            cols = global_load2(b, address_of(b, last_col, right(col, j, 0)))  # two columns that are neighbours
             for q in range(4):
-                scale = int32(a[last_row, down(row, j, q)] + b[last_col, right(col, j, q)])
-                half = int32(scale // 2)
-                total[j, q] = total[j, q] * power(int32(-half)) * power(int32(half - scale))
+                total[j, q] = unscaled(total[j, q], a[last_row, down(row, j, q)], cols[q % 2])
 
     # Only kernels of depth 1, which run on 9.0, exchange sums: before 9.0, the compiler makes each exchange a call.
     EXCHANGE = TOGETHER and DEEP == 1

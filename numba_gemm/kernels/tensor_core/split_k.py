@@ -19,15 +19,15 @@ from __future__ import annotations
 
 from math import isnan
 
-from numba import cuda, float32, int32, int64, uint32, uint64
+from numba import cuda, float32, int64, uint32, uint64
 
 from ...device.grid_order import wait_for_last
 from ...device.matrix import shifted
-from ...device.narrow import power
 from ...device.store import element_store
 from ...simulator.switch import device_function, hardware_only
 from .config import THREADS
 from .epilogue import HUGE
+from .scales import unscaled
 from .special_values import infinite_terms, special_sums
 
 AT_ONCE = 4  # partial sums that a thread loads at a time
@@ -118,9 +118,7 @@ def build(config, variant):
             if not isnan(rest):  # it is NaN where a total is not finite
                 total += rest
             if scaled:
-                scale = int32(a[a.shape[0] - 1, row] + b[b.shape[0] - 1, col])
-                half = int32(scale // 2)
-                total = total * power(int32(-half)) * power(int32(half - scale))
+                total = unscaled(total, a[a.shape[0] - 1, row], b[b.shape[0] - 1, col])
             if slot_bits > 0 and not abs(total) < float32(HUGE):
                 found = special_terms(uint64(1), a, b, x, y, row, col, slot_bits, words[9] != 2)
                 total = special_sum(uint64(1), found, x, y, row, col)

@@ -1,0 +1,39 @@
+"""Scales of the rows of A and columns of B, for parts in F16.
+
+A row is multiplied by a power of two, such that its largest element is between 2^14 and 2^15, and sums are divided by
+the scales of their row and column. The reciprocal of a scale is kept as two powers of two, of about half the logarithm
+each, packed into one word as BF16: the product of the first ones of row and column, and that of the second ones, are
+floats, and a sum multiplied by both overflows, or loses bits below the range of floats, only if the result does.
+"""
+
+from __future__ import annotations
+
+from numba import int32
+
+from ...device.mma import bf16_floats, word_of
+from ...device.narrow import exponent, pair, power
+from ...simulator.switch import device_function
+
+TOP = 14  # logarithm of the magnitude to which the largest element of a row is scaled
+FARTHEST = 120  # limit of a scale's logarithm, so that the products of halves are floats
+
+
+@device_function
+def scale_logarithm(largest):
+    """Binary logarithm of the scale of a row whose largest magnitude is `largest`."""
+    scale = int32(TOP - exponent(largest))
+    return int32(max(int32(-FARTHEST), min(int32(FARTHEST), scale)))
+
+
+@device_function
+def reciprocal(logarithm):
+    """Reciprocal of a scale, as a word."""
+    half = int32(logarithm // 2)
+    return pair(power(int32(-half)), power(int32(half - logarithm)))
+
+
+@device_function
+def unscaled(total, row_word, col_word):
+    """Divide a sum by the scales of its row and column, whose reciprocals are given."""
+    row, col = bf16_floats(word_of(row_word)), bf16_floats(word_of(col_word))
+    return total * (row[0] * col[0]) * (row[1] * col[1])
