@@ -86,7 +86,8 @@ def tiled_sgemm(
         *epilogue_args)``, where `value` is an element of ``alpha * A @ B + beta * C``. A Python function that Numba can
         compile, or one made by ``@cuda.jit(device=True)``. Numbers, small arrays, functions and modules that it finds
         in globals and closures are compiled in as they are at the call; pass numbers that change as `epilogue_args`,
-        since each content is a kernel of its own that stays loaded. See docs/how_to/batches_and_epilogues.md.
+        since each content is a kernel of its own that stays loaded. A function that finds anything else, such as a
+        list, stays as it was at its first call. See docs/how_to/batches_and_epilogues.md.
     epilogue_args : sequence of arrays of shape (elements,), float32
         Vectors for the epilogue, of the same library, with any strides, in other memory than `out`. It may only read
         them, within their bounds; a GPU checks neither.

@@ -141,6 +141,18 @@ def test_results_are_written_to_out():
         close(ours.matmul(a, b, out=out), a @ b)
 
 
+def test_input_of_addmm_may_overlap_out():
+    a, b, buffer = tensor(5, 7), tensor(7, 6, seed=1), tensor(5, 8, seed=2)
+    shared, out = buffer[:, :6], buffer[:, 2:]
+    expected = 2 * shared + a @ b
+    ours.addmm(shared, a, b, beta=2, out=out)
+    close(out, expected)
+    kept = out.clone()
+    with pytest.raises((RuntimeError, TypeError, ValueError)):
+        ours.addmm(shared, a, tensor(8, 6), beta=2, out=out)
+    assert torch.equal(out, kept), "operands that are refused leave it as it is"
+
+
 def test_error_is_within_the_bound():
     a, b = tensor(40, 70), tensor(70, 30, seed=1, grad=True)
     found = ours.matmul(a, b).detach().cpu().numpy()

@@ -104,6 +104,8 @@ class NumbaArrays(ArrayKind):
                 return None
             device = 0
             if several:
+                if not p:  # an empty array, whose device is not known by its address
+                    return None
                 device = pointer_device("a", p)
                 if any(pointer_device(*one) != device for one in (("b", q), ("out", r)) if one[1]):
                     return None
@@ -128,6 +130,8 @@ class NumbaArrays(ArrayKind):
             if type(x) is not own or x.dtype is not FLOAT32 or len(x.shape) != 1 or x.stream is not a.stream:
                 return None
             p = place(x)
+            if several and not p:
+                return None
             return p, x.shape[0], x.strides[0], pointer_device("epilogue_args", p) if several else 0
 
         def stream(a: Any, b: Any, out: Any, device: int) -> int | None:

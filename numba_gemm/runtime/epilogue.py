@@ -15,7 +15,8 @@ import numpy as np
 
 from ..simulator.switch import SIMULATOR
 from . import compiler
-from .fingerprint import Guard, fingerprint, frozen, guard
+from .fingerprint import fingerprint, frozen
+from .guard import Guard, guard
 
 __all__ = ["check_result", "identity", "prepared"]
 

@@ -8,9 +8,11 @@ compiled.
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from enum import Enum, EnumMeta
+from functools import lru_cache
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -18,7 +20,7 @@ import numpy as np
 
 from . import compiler
 
-__all__ = ["Guard", "Part", "fingerprint", "frozen", "guard"]
+__all__ = ["Part", "fingerprint", "frozen"]
 
 Part = None | bool | int | float | str | bytes | tuple["Part", ...]
 
@@ -27,7 +29,7 @@ KNOWN = {"_operator", "builtins", "cmath", "llvmlite", "math", "numba", "numpy",
 MAX_ARRAY = 1 << 16  # bytes of an array that is compiled in
 
 
-def _is_numba_type(value: Any) -> bool:
+def is_numba_type(value: Any) -> bool:
     """Return True for a type of Numba; there is none in a process that has not imported Numba."""
     types = sys.modules.get("numba.core.types")
     return types is not None and isinstance(value, types.Type)
@@ -41,8 +43,9 @@ def fingerprint(function: Any) -> Part:
     """Return all that shapes what a function compiles to; None if that is unknown.
 
     Bytecode, constants and names; values of its closure and of the globals that it names, as far as these are numbers,
-    strings, None, small arrays and tuples of them; modules of Numba, NumPy or the standard library's mathematics and
-    what is in them; other modules, of which what the function may name counts; or functions of the same kind.
+    strings, None, small arrays, enumerations, and tuples of them, named or not; modules of Numba, NumPy or the standard
+    library's mathematics and what is in them; other modules, of which what the function may name counts; or functions
+    of the same kind.
     """
     try:
         return _value(function, frozenset(), ())
@@ -50,13 +53,23 @@ def fingerprint(function: Any) -> Part:
         return None
 
 
-def _value(value: Any, names: frozenset[str], within: tuple[Any, ...]) -> Part:
-    """Return the fingerprint of a value that a function of these names uses; `within` are the objects around it."""
+def is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and isinstance(getattr(value, "_fields", None), tuple)
+
+
+def _value(value: Any, names: frozenset[str], within: tuple[tuple[Any, frozenset[str]], ...]) -> Part:
+    """Return the fingerprint of a value that a function of these names uses.
+
+    `within` are the objects around it, with the names that were looked up in each that is a module: another function
+    may find other things in the same module.
+    """
     kind = type(value)
     if value is None or value is ... or kind in (bool, int, float, complex, str, bytes):
         return kind.__name__, repr(value)
     if kind is tuple:
         return "tuple", tuple(_value(part, names, within) for part in value)
+    if is_named_tuple(value):
+        return "named tuple", kind.__qualname__, kind._fields, tuple(_value(part, names, within) for part in value)
     if kind is frozenset:
         return "frozenset", tuple(sorted(map(repr, (_value(part, names, within) for part in value))))
     if isinstance(value, CodeType):
@@ -66,28 +79,34 @@ def _value(value: Any, names: frozenset[str], within: tuple[Any, ...]) -> Part:
     if kind is np.ndarray and value.dtype.kind in "biufc" and value.nbytes <= MAX_ARRAY:
         order = bool(value.flags.c_contiguous), bool(value.flags.f_contiguous)
         return "array", value.dtype.str, value.shape, order, value.tobytes()
-    if _is_numba_type(value):
+    if is_numba_type(value):
         return "Numba", str(value)
-    for depth, outer in enumerate(within):
-        if outer is value:
+    for depth, (outer, looked_up) in enumerate(within):
+        if outer is value and (not isinstance(value, ModuleType) or names <= looked_up):
             return "itself", depth
     if isinstance(value, ModuleType):
-        return _module(value, names, (*within, value))
-    if (member := _member(value)) is not None:
+        return _module(value, names, (*within, (value, names)))
+    if (member := member_of_known(value)) is not None:
         return member
+    if isinstance(value, EnumMeta):
+        members: dict[str, Any] = dict(value.__members__)
+        found = tuple((name, _value(one.value, names, within)) for name, one in members.items())
+        return "enumeration", value.__qualname__, found
+    if isinstance(value, Enum):
+        return "member", _value(type(value), names, within), value.name
     if isinstance(value, FunctionType):
-        return _function(value, (*within, value))
-    if (options := _options(value)) is not None:
+        return _function(value, (*within, (value, names)))
+    if (options := options_of(value)) is not None:
         told = tuple((name, _value(option, names, within)) for name, option in sorted(options.items()) if option)
-        return "device function", told, _value(value.py_func, names, (*within, value))
+        return "device function", told, _value(value.py_func, names, (*within, (value, names)))
     raise _Untold
 
 
-def _is_known(module: str) -> bool:
+def is_known(module: str) -> bool:
     return module.partition(".")[0] in KNOWN
 
 
-def _member(value: Any) -> Part:
+def member_of_known(value: Any) -> Part:
     """Return the name of a known module's member; None for anything else, whatever its `__name__`."""
     if not isinstance(value, type | BuiltinFunctionType | FunctionType | np.ufunc):
         return None
@@ -96,11 +115,11 @@ def _member(value: Any) -> Part:
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return ("member", module, name) if found is value and _is_known(module) else None
+    return ("member", module, name) if found is value and is_known(module) else None
 
 
-def _module(module: ModuleType, names: frozenset[str], within: tuple[Any, ...]) -> Part:
-    if _is_known(module.__name__):
+def _module(module: ModuleType, names: frozenset[str], within: tuple[tuple[Any, frozenset[str]], ...]) -> Part:
+    if is_known(module.__name__):
         return "module", module.__name__
     if "__getattr__" in vars(module):
         raise _Untold
@@ -112,7 +131,7 @@ def _found(module: ModuleType, names: frozenset[str]) -> Iterator[tuple[str, Any
     return ((name, vars(module)[name]) for name in sorted(names) if name in vars(module))
 
 
-def _options(value: Any) -> dict[str, Any] | None:
+def options_of(value: Any) -> dict[str, Any] | None:
     """Return the options of a function of `cuda.jit` that is compiled for any types; None for anything else."""
     if not isinstance(getattr(value, "py_func", None), FunctionType) or not hasattr(value, "targetoptions"):
         return None
@@ -122,10 +141,10 @@ def _options(value: Any) -> dict[str, Any] | None:
     return dict(value.targetoptions)
 
 
-def _function(function: FunctionType, within: tuple[Any, ...]) -> Part:
+def _function(function: FunctionType, within: tuple[tuple[Any, frozenset[str]], ...]) -> Part:
     code = function.__code__
-    names = _names(code)
-    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    names = names_in(code)
+    cells = [cell.cell_contents for cell in function.__closure__ or () if is_filled(cell)]
     if len(cells) < len(code.co_freevars):
         raise _Untold
     return (
@@ -134,17 +153,25 @@ def _function(function: FunctionType, within: tuple[Any, ...]) -> Part:
         _value(function.__defaults__, names, within),
         _value(tuple(sorted((function.__kwdefaults__ or {}).items())), names, within),
         tuple(_value(cell, names, within) for cell in cells),
-        tuple((name, _value(value, names, within)) for name, value in _globals(function, names)),
+        tuple((name, _value(value, names, within)) for name, value in _globals(function)),
     )
 
 
-def _globals(function: FunctionType, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """Return the globals that a function may name."""
+def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Return the globals that a function names."""
     space = function.__globals__
-    return ((name, space[name]) for name in sorted(names) if name in space)
+    return ((name, space[name]) for name in global_names(function.__code__) if name in space)
 
 
-def _is_filled(cell: CellType) -> bool:
+@lru_cache(maxsize=1024)
+def global_names(code: CodeType) -> tuple[str, ...]:
+    """Names that code looks up in its globals, and not as attributes; sorted."""
+    nested = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    loaded = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return tuple(sorted(loaded.union(*map(global_names, nested))))
+
+
+def is_filled(cell: CellType) -> bool:
     try:
         _ = cell.cell_contents
     except ValueError:
@@ -152,7 +179,7 @@ def _is_filled(cell: CellType) -> bool:
     return True
 
 
-def _code(code: CodeType, names: frozenset[str], within: tuple[Any, ...]) -> Part:
+def _code(code: CodeType, names: frozenset[str], within: tuple[tuple[Any, frozenset[str]], ...]) -> Part:
     return (
         "code",
         code.co_code,
@@ -169,8 +196,8 @@ def _code(code: CodeType, names: frozenset[str], within: tuple[Any, ...]) -> Par
     )
 
 
-def _names(code: CodeType) -> frozenset[str]:
-    nested = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+def names_in(code: CodeType) -> frozenset[str]:
+    nested = (names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType))
     return frozenset(code.co_names).union(*nested)
 
 
@@ -186,24 +213,27 @@ def _copy(value: Any, names: frozenset[str], made: dict[Any, Any]) -> Any:
     """
     if type(value) is tuple:
         return tuple(_copy(part, names, made) for part in value)
+    if is_named_tuple(value):
+        return type(value)._make(_copy(part, names, made) for part in value)
     if type(value) is np.ndarray:
         return value.copy(order="K")
     if isinstance(value, np.void):  # a structured scalar is a view of its array
         return value.copy()
-    if isinstance(value, ModuleType) and not _is_known(value.__name__) and "__getattr__" not in vars(value):
-        twin, copied = made.setdefault(id(value), (ModuleType(value.__name__), set[str]()))
-        for name, member in _found(value, names - copied):
-            copied.add(name)
-            vars(twin)[name] = _copy(member, names, made)
+    if isinstance(value, ModuleType) and not is_known(value.__name__) and "__getattr__" not in vars(value):
+        twin, looked_up = made.setdefault(id(value), (ModuleType(value.__name__), set[frozenset[str]]()))
+        if names not in looked_up:
+            looked_up.add(names)
+            for name, member in _found(value, names):
+                vars(twin)[name] = _copy(member, names, made)
         return twin
     if id(value) in made:
         return made[id(value)]
-    if isinstance(value, FunctionType) and _member(value) is None:
+    if isinstance(value, FunctionType) and member_of_known(value) is None:
         copy = made[id(value)] = _hollow(value)
         _fill_defaults(copy, value, made)
         _fill(copy, value, made)
         return copy
-    if (options := _options(value)) is not None:
+    if (options := options_of(value)) is not None:
         copy = made[id(value.py_func)] = _hollow(value.py_func)
         _fill_defaults(copy, value.py_func, made)  # before `cuda.jit`, which reads them
         from numba import cuda
@@ -224,170 +254,14 @@ def _hollow(function: FunctionType) -> FunctionType:
 
 
 def _fill_defaults(copy: FunctionType, function: FunctionType, made: dict[Any, Any]) -> None:
-    names, named = _names(function.__code__), function.__kwdefaults__
+    names, named = names_in(function.__code__), function.__kwdefaults__
     copy.__defaults__ = _copy(function.__defaults__, names, made)
     copy.__kwdefaults__ = None if named is None else {key: _copy(value, names, made) for key, value in named.items()}
 
 
 def _fill(copy: FunctionType, function: FunctionType, made: dict[Any, Any]) -> None:
-    names = _names(function.__code__)
-    copy.__globals__.update((name, _copy(value, names, made)) for name, value in _globals(function, names))
+    names = names_in(function.__code__)
+    copy.__globals__.update((name, _copy(value, names, made)) for name, value in _globals(function))
     for cell, original in zip(copy.__closure__ or (), function.__closure__ or ()):
-        if _is_filled(original):
+        if is_filled(original):
             cell.cell_contents = _copy(original.cell_contents, names, made)
-
-
-# -------------------------------------------------------------------------------------------------------------- guards
-
-_MISSING = object()
-_NUMBERS = (bool, int, float, complex, str, bytes, type(None))
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Guard:
-    """Quick test that what a function finds outside is still the same, for functions whose content is known.
-
-    Attributes
-    ----------
-    epilogue : object
-        The function, or what `cuda.jit` made of it.
-    code : code
-        Its code.
-    space : dict
-        Its globals.
-    found : tuple of (dict, str, object)
-        Names in globals of functions and in modules, and the objects found there.
-    functions : tuple of (function, code, defaults, keyword defaults)
-        Other functions that it calls.
-    cells : tuple of (cell, object)
-        Closures of these other functions.
-    own_cells : tuple
-        Contents of the function's own closure, with None for numbers, which may differ.
-    varies : bool
-        True if there are such numbers.
-    """
-
-    epilogue: Any
-    code: CodeType
-    space: dict[str, Any]
-    found: tuple[tuple[dict[str, Any], str, Any], ...]
-    functions: tuple[tuple[FunctionType, CodeType, Any, Any], ...]
-    cells: tuple[tuple[CellType, Any], ...]
-    own_cells: tuple[Any, ...]
-    varies: bool
-
-    def function_is(self, epilogue: Any, function: FunctionType) -> bool:
-        """Return True if a function has this code and these globals; one of `cuda.jit` must be the same object."""
-        if function.__code__ is not self.code or function.__globals__ is not self.space:
-            return False
-        if self.own_cells:
-            try:
-                for cell, known in zip(function.__closure__ or (), self.own_cells):
-                    if known is not None and cell.cell_contents is not known:
-                        return False
-            except ValueError:  # an empty cell
-                return False
-        return epilogue is self.epilogue or (epilogue is function and type(self.epilogue) is FunctionType)
-
-    def holds(self) -> bool:
-        """Return True if everything that was found is still there."""
-        for space, name, value in self.found:
-            if space.get(name, _MISSING) is not value:
-                return False
-        for function, code, defaults, named in self.functions:
-            if function.__code__ is not code or function.__defaults__ is not defaults:
-                return False
-            if function.__kwdefaults__ is not named:
-                return False
-        return not self.cells or all(_is_filled(cell) and cell.cell_contents is value for cell, value in self.cells)
-
-    def identity(self, function: FunctionType) -> tuple[Any, ...] | None:
-        """Return this guard with the function's own numbers; None if it has something else."""
-        values: Any = function.__defaults__
-        if self.varies:
-            try:
-                own = zip(function.__closure__ or (), self.own_cells)
-                values = values, tuple([cell.cell_contents for cell, known in own if known is None])
-            except ValueError:  # an empty cell
-                return None
-        if values is None:
-            return (self,)
-        return (self, repr(values)) if function.__kwdefaults__ is None and _are_numbers(values) else None
-
-
-def _are_numbers(value: Any) -> bool:
-    """Return True if a value is a number, string or None, or a tuple of these, which its representation describes."""
-    return all(map(_are_numbers, value)) if type(value) is tuple else type(value) in _NUMBERS
-
-
-def guard(epilogue: Any) -> Guard | None:
-    """Return a guard for a function, or for what `cuda.jit` made of one; None if its content is not guarded.
-
-    Not guarded are functions whose content `fingerprint` cannot tell, and those that find something that can change in
-    place, such as an array.
-    """
-    if fingerprint(epilogue) is None:
-        return None
-    function = getattr(epilogue, "py_func", epilogue)
-    walk = _Walk()
-    names = _names(function.__code__)
-    if not walk.globals_of(function, names):
-        return None
-    contents = [cell.cell_contents for cell in function.__closure__ or ()]  # filled: they were described
-    own_cells = tuple(None if _are_numbers(value) else value for value in contents)
-    if not all(value is None or walk.value(value, names) for value in own_cells):
-        return None
-    return Guard(
-        epilogue,
-        function.__code__,
-        function.__globals__,
-        tuple(walk.found.values()),
-        tuple(walk.functions.values()),
-        tuple(walk.cells),
-        own_cells,
-        any(value is None for value in own_cells),
-    )
-
-
-class _Walk:
-    """Visit everything that `fingerprint` describes, and note where each object was found."""
-
-    def __init__(self) -> None:
-        self.found: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
-        self.functions: dict[int, tuple[FunctionType, CodeType, Any, Any]] = {}
-        self.cells: list[tuple[CellType, Any]] = []
-
-    def globals_of(self, function: FunctionType, names: frozenset[str]) -> bool:
-        return self._names_in(function.__globals__, names)
-
-    def _names_in(self, space: dict[str, Any], names: frozenset[str]) -> bool:
-        for name in names:
-            if (id(space), name) not in self.found:
-                value = space.get(name, _MISSING)
-                self.found[id(space), name] = space, name, value
-                if value is not _MISSING and not self.value(value, names):
-                    return False
-        return True
-
-    def value(self, value: Any, names: frozenset[str]) -> bool:
-        """Visit a value; return True if neither it nor anything it refers to can change unnoticed."""
-        if _are_numbers(value) or _is_numba_type(value) or _member(value) is not None:
-            return True
-        if isinstance(value, np.generic) and not isinstance(value, np.void):
-            return True
-        if type(value) is tuple:
-            return all(self.value(part, names) for part in value)
-        if isinstance(value, ModuleType):
-            return _is_known(value.__name__) or self._names_in(vars(value), names)
-        function = value if isinstance(value, FunctionType) else getattr(value, "py_func", None)
-        if not isinstance(function, FunctionType) or (function is not value and _options(value) is None):
-            return False
-        if id(function) in self.functions:
-            return True
-        self.functions[id(function)] = function, function.__code__, function.__defaults__, function.__kwdefaults__
-        for cell in function.__closure__ or ():
-            if not _is_filled(cell) or not self.value(cell.cell_contents, _names(function.__code__)):
-                return False
-            self.cells.append((cell, cell.cell_contents))
-        defaults = function.__defaults__ is None or self.value(function.__defaults__, names)
-        return defaults and not function.__kwdefaults__ and self.globals_of(function, _names(function.__code__))

@@ -132,6 +132,7 @@ def streamed_sgemm(
     if m == 0 or n == 0:
         return result
     if wanted.k == 0:
+        reserve_file(result)
         _scale(result, wanted.beta)
         return result
     done: list[Done] = []

@@ -169,10 +169,12 @@ def addmm(
         return out
     check_float32("input", input)
     expanded(input, out.shape)
-    if torch.compiler.is_compiling() or input.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():
+    if torch.compiler.is_compiling():
         out.copy_(input)
         call(out, a, b, alpha, beta, precision)
         return out
+    if input.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():
+        input = input.clone()  # it may overlap `out`
     call(out, a, b, alpha, 0.0, precision)  # first, so that operands that are refused leave `out` as it is
     return out.add_(input, alpha=beta)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import types
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -110,6 +112,35 @@ def epilogue(value, row, col): return helper(value, 2)
 """
 SETTINGS = "def epilogue(value, row, col): return value * settings.scale"
 INNER = "def epilogue(value, row, col): return value * settings.inner.scale"
+TWO_ATTRIBUTES = """
+def helper(x): return x + settings.bias
+def epilogue(value, row, col): return helper(value * settings.gain)
+"""
+LIMITED = "def epilogue(value, row, col): return limits[0] * value if value > limits.low else value + Kind.second"
+
+
+def package(**names):
+    """A module whose function finds the module by its name, and other attributes of it than its caller."""
+    made = module(inner=module(**names))
+    made.helper = space_of("def helper(x): return x * settings.inner.scale", settings=made)["helper"]
+    return made
+
+
+class Limits(NamedTuple):
+    low: float
+    high: float
+
+
+class Kind(enum.IntEnum):
+    first = 1
+    second = 2
+
+
+class OtherKind(enum.IntEnum):
+    first = 1
+    second = 3
+
+
 OTHER = space_of("def helper(x): return x * 7.0\ndef with_default(x, scale=9.0): return x * scale")
 
 # Source of a module with `epilogue`, names that it finds, and a change.
@@ -139,6 +170,33 @@ CHANGES = {
         {"settings": module(inner=module(scale=2.0))},
         set_attribute("settings.inner", module(scale=3.0)),
     ),
+    "attribute that only a helper names": (
+        TWO_ATTRIBUTES,
+        {"settings": module(bias=1.0, gain=2.0)},
+        set_attribute("settings.bias", 9.0),
+    ),
+    "attribute that a helper does not name": (
+        TWO_ATTRIBUTES,
+        {"settings": module(bias=1.0, gain=2.0)},
+        set_attribute("settings.gain", 9.0),
+    ),
+    "attribute that a module's function names": (
+        "def epilogue(value, row, col): return settings.helper(value)",
+        {"settings": package(scale=2.0)},
+        set_attribute("settings.inner.scale", 3.0),
+    ),
+    "attribute with the name of a global": (
+        SETTINGS,
+        {"settings": module(scale=2.0), "scale": [1]},
+        set_attribute("settings.scale", 3.0),
+    ),
+    "named tuple": (LIMITED, {"limits": Limits(2.0, 4.0), "Kind": Kind}, assign("limits", Limits(3.0, 4.0))),
+    "limits of a named tuple": (
+        LIMITED,
+        {"limits": Limits(2.0, 4.0), "Kind": Kind},
+        assign("limits", Limits(5.0, 4.0)),
+    ),
+    "enumeration": (LIMITED, {"limits": Limits(5.0, 4.0), "Kind": Kind}, assign("Kind", OtherKind)),
     "global of a nested function": (NESTED, {"scale": 2.0}, assign("scale", 3.0)),
     "global of a helper": (HELPER, {"scale": 2.0}, assign("scale", 3.0)),
     "global of a helper's helper": (HELPER_OF_HELPER, {"scale": 2.0}, assign("scale", 3.0)),

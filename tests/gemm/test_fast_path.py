@@ -779,6 +779,28 @@ def test_call_with_a_changed_array(torch, others, gpu, checked, monkeypatch, lib
 
 
 @pytest.mark.usefixtures("others")
+def test_device_of_an_empty_numba_array_is_not_asked_by_its_address(monkeypatch):
+    """Numba gives it the address 0, of which the driver knows nothing."""
+
+    def pointer_device(name, pointer):
+        assert pointer
+        return 0
+
+    monkeypatch.setattr(libraries, "device_count", lambda: 2)
+    monkeypatch.setattr(libraries, "pointer_device", pointer_device)
+    a, b, empty = (NumbaArray(np.zeros(shape, np.float32)) for shape in ((4, 12), (12, 8), (4, 0)))
+    empty.gpu_data.device_ctypes_pointer.value = 0
+    probe = libraries.NumbaArrays().probe(a)
+    assert probe.read("auto", a, b, None) is not None
+    assert probe.read("auto", empty, b, None) is None
+    assert probe.read("auto", a, empty, None) is not None
+    assert probe.vector(NumbaArray(np.zeros(8, np.float32)), a) is not None
+    nothing = NumbaArray(np.zeros(0, np.float32))
+    nothing.gpu_data.device_ctypes_pointer.value = 0
+    assert probe.vector(nothing, a) is None
+
+
+@pytest.mark.usefixtures("others")
 def test_cupy_result_is_not_allocated_on_another_device(monkeypatch):
     a = CupyArray(aligned_empty((4, 12)))
     probe = libraries.CupyArrays().probe(a)

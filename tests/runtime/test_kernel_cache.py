@@ -491,6 +491,24 @@ def test_a_copy_stays_as_it_is(monkeypatch):
     assert frozen(scaled((1, [2]))).__closure__[0].cell_contents[1] == [2]
 
 
+def test_functions_that_find_other_attributes_of_the_same_module():
+    """Each counts with its own, also if it is found in the module while that is described."""
+    settings, inner = types.ModuleType("settings"), types.ModuleType("inner")
+    settings.inner, inner.low, inner.high = inner, 1.0, 2.0
+    space = {"settings": settings}
+    exec("def clip(x): return min(x, settings.inner.high)", space)
+    exec("def both(value, row, col): return settings.clip(max(value, settings.inner.low))", space)
+    settings.clip, both = space["clip"], space["both"]
+    copy, found = frozen(both), {fingerprint(both)}
+    for name in ("low", "high"):
+        setattr(inner, name, 1.5)
+        found.add(fingerprint(both))
+    assert len(found) == 3
+    assert None not in found
+    assert (copy(0.0, 0, 0), copy(5.0, 0, 0)) == (1.0, 2.0)
+    assert (both(0.0, 0, 0), both(5.0, 0, 0)) == (1.5, 1.5)
+
+
 class Scale:
     slope = 2.0
 

@@ -790,6 +790,17 @@ def test_a_file_mapped_without_numpy_gets_its_space_too(tmp_path, make):
 
 
 @pytest.mark.simulator
+@pytest.mark.parametrize(("k", "alpha"), [(0, 1.0), (3, 0.0), (3, 1.0)])
+def test_file_gets_its_space_also_for_sums_without_terms(monkeypatch, k, alpha):
+    found, out = [], np.empty((4, 5), np.float32)
+    monkeypatch.setattr(streaming.streamed, "reserve_file", found.append)
+    streamed_sgemm(np.ones((4, k), np.float32), np.ones((k, 5), np.float32), out, alpha=alpha, memory_limit=1 << 22)
+    assert (out == alpha * k).all()
+    assert len(found) == 1
+    assert found[0] is out
+
+
+@pytest.mark.simulator
 def test_other_mappings_are_left_alone(tmp_path):
     """Nothing is reserved for anonymous memory, private mappings, and mappings that are not written."""
     path = tmp_path / "c"
