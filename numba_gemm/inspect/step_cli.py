@@ -19,11 +19,12 @@ def integers(text: str) -> tuple[int, ...]:
 
 
 def extents(text: str) -> tuple[int, int, int]:
-    """Parse M, N and K; the type of an option."""
-    found = integers(text)
-    if len(found) != 3 or 0 in found:
+    """Parse M, N and K, separated by commas or by "x"; the type of an option."""
+    parts = text.lower().replace("x", ",").split(",")
+    if len(parts) != 3 or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} given; expected M, N and K, from 1 on, such as 16,16,16")
-    return found[0], found[1], found[2]
+    m, n, k = map(int, parts)
+    return m, n, k
 
 
 def parser() -> Parser:
@@ -67,8 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choose(simulator=True)
     import numpy as np
 
+    from ..kernels import STAGES
     from .stepping import step
 
+    if options.stage not in STAGES:
+        names = ", ".join(name for name, stage in STAGES.items() if stage.test_config is not None)
+        raise UsageError(f"stage is {options.stage!r}; expected one of {names}; pass one of these")
     m, n, k = options.shape
     a, b = (np.arange(rows * cols, dtype=np.float32).reshape(rows, cols) % 10 for rows, cols in ((m, k), (k, n)))
     c = np.zeros((m, n), np.float32)

@@ -17,7 +17,7 @@ __all__ = ["CORRECT_POINTS", "HINT_POINTS", "LIMIT_POINTS", "MOST_POINTS", "Verd
 
 CORRECT_POINTS, LIMIT_POINTS, HINT_POINTS = 5, 3, 2
 MOST_POINTS = CORRECT_POINTS + LIMIT_POINTS + HINT_POINTS
-SECONDS = 15.0  # of processor time per case; the solutions take less than one
+SECONDS = 15.0  # of processor time per case; the solutions take at most two or three
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def check(kernel: Any, name: str, *, seconds: float = SECONDS) -> Verdict:
             "puzzles are checked on Numba's simulator: set NUMBA_ENABLE_CUDASIM=1 before anything imports numba"
         )
     task = puzzle(name)
-    if (finding := unsuitable(kernel, task.parameters, parameters_of(kernel))) is not None:
+    if (finding := unsuitable(kernel, task.parameters, parameters_of(kernel), task.dimensions)) is not None:
         return Verdict(name, False, finding)
     runs: list[Run] = []
     for case in task.cases:

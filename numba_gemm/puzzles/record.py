@@ -159,6 +159,11 @@ class Puzzle:
         return parameters_of(self.kernel)
 
     @property
+    def dimensions(self) -> dict[str, int]:
+        """Number of dimensions of the kernel's arrays, by parameter."""
+        return {name: extents.count(",") + 1 for name, extents in self.shapes.items()}
+
+    @property
     def output(self) -> str:
         """Parameter that the kernel writes to."""
         return list(self.shapes)[-1]

@@ -1,12 +1,13 @@
-"""Rules about a kernel's source: it is finished, compiles for a GPU, and computes with 32-bit numbers."""
+"""Rules about a kernel's source: it is finished, accesses single elements, and computes with 32-bit numbers."""
 
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..simulator import patches
@@ -17,6 +18,7 @@ __all__ = ["first_store", "syntax_tree", "unsuitable"]
 # Names that only NumPy knows, not kernels; its types of numbers are known to both.
 ARRAY_METHODS = {"T", "dot", "max", "mean", "min", "sum", "transpose"}
 NUMBERS = re.compile(r"(u?int|float)\d+")
+EXTENTS = {"dtype", "itemsize", "ndim", "shape", "size", "strides"}  # attributes of an array that access no element
 COLLECTIONS = (ast.Dict, ast.DictComp, ast.GeneratorExp, ast.List, ast.ListComp, ast.Set, ast.SetComp)
 
 
@@ -46,8 +48,8 @@ def _is_gap(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is Ellipsis
 
 
-def _is_not_compiled(node: ast.AST) -> bool:
-    """Return True for what the simulator runs and the compiler refuses: operations on rows and arrays, collections."""
+def _is_no_element(node: ast.AST) -> bool:
+    """Return True for operations on rows and arrays, whose accesses the tracer does not count, and for collections."""
     if isinstance(node, ast.Attribute):
         owner = ast.unparse(node.value)
         if owner in ("np", "numpy"):
@@ -79,9 +81,10 @@ def _is_float64(node: ast.AST) -> bool:
 RULES: tuple[tuple[Callable[[ast.AST], bool], str, str], ...] = (
     (_is_gap, "unfinished", "your code is missing here, in place of `...`"),
     (
-        _is_not_compiled,
+        _is_no_element,
         "error",
-        "a kernel computes with single elements: no slices, no lists, no operations on rows or arrays",
+        "a kernel computes with single elements, so that each access is counted: no slices, no lists, no operations on "
+        "rows or arrays",
     ),
     (
         _has_computed_extents,
@@ -102,8 +105,10 @@ RULES: tuple[tuple[Callable[[ast.AST], bool], str, str], ...] = (
 )
 
 
-def unsuitable(kernel: Any, parameters: tuple[str, ...], own: tuple[str, ...]) -> Finding | None:
-    """Return a finding if a kernel is unfinished, has other parameters, or would not compile to float32 arithmetic.
+def unsuitable(
+    kernel: Any, parameters: tuple[str, ...], own: tuple[str, ...], dimensions: Mapping[str, int]
+) -> Finding | None:
+    """Return a finding if a kernel is unfinished, has other parameters, or breaks a rule about its source.
 
     Parameters
     ----------
@@ -111,6 +116,8 @@ def unsuitable(kernel: Any, parameters: tuple[str, ...], own: tuple[str, ...]) -
         Made by ``cuda.jit`` in the simulator, or a Python function.
     parameters, own : tuple of str
         The parameters that it should have, and those that it has.
+    dimensions : dict from str to int
+        Number of dimensions of its arrays, by parameter.
     """
     code = patches.python_function(kernel).__code__
     if own != parameters:
@@ -128,7 +135,7 @@ def unsuitable(kernel: Any, parameters: tuple[str, ...], own: tuple[str, ...]) -
             for breaks, kind, text in RULES:
                 if any(map(breaks, parts)):
                     return Finding(kind, text, code.co_filename, statement.lineno)
-    return _integer_sum(tree, code.co_filename)
+    return _no_element(kernel, tree, dimensions) or _integer_sum(tree, code.co_filename)
 
 
 def _without_float32(node: ast.AST) -> list[ast.AST]:
@@ -138,6 +145,72 @@ def _without_float32(node: ast.AST) -> list[ast.AST]:
         for child in ast.iter_child_nodes(node):
             found += _without_float32(child)
     return found
+
+
+def _no_element(kernel: Any, tree: ast.Module, dimensions: Mapping[str, int]) -> Finding | None:
+    """Return a finding if an array is used as a whole, or with fewer indices than it has dimensions."""
+    function = patches.python_function(kernel)
+    found = inspect.getclosurevars(function)
+    arrays = _arrays(tree, dimensions, {**found.globals, **found.nonlocals})
+    tuples = {name for name, value in _assigned(tree) if isinstance(value, ast.Tuple)}
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Name) or node.id not in arrays or not isinstance(node.ctx, ast.Load):
+            continue
+        used, ndim = parents[node], arrays[node.id]
+        if isinstance(used, ast.Subscript) and used.value is node:
+            indices = used.slice.elts if isinstance(used.slice, ast.Tuple) else [used.slice]
+            unknown = len(indices) == 1 and isinstance(indices[0], ast.Name) and indices[0].id in tuples
+            if unknown or len(indices) >= ndim:
+                continue
+        elif isinstance(used, ast.Attribute):
+            if used.attr in EXTENTS:
+                continue
+        elif isinstance(used, ast.Assign) or (isinstance(used, ast.Tuple) and isinstance(parents[used], ast.Assign)):
+            continue  # another name, whose uses count too
+        elif isinstance(used, (ast.Call, ast.keyword)):
+            called = parents[used] if isinstance(used, ast.keyword) else used
+            name = ast.unparse(called.func) if isinstance(called, ast.Call) else ""
+            if name == "len" or not hasattr(builtins, name):  # such as load4(a, row, col)
+                continue
+        shown = node if isinstance(used, (ast.Call, ast.keyword)) or not isinstance(used, ast.expr) else used
+        text = (
+            f"a kernel computes with single elements, so that each access is counted: {node.id} has {ndim} "
+            f"dimension{'s' * (ndim > 1)}, and `{ast.unparse(shown)}` is not one of its elements"
+        )
+        return Finding("error", text, function.__code__.co_filename, node.lineno)
+    return None
+
+
+def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Yield each name that is assigned to, and the value."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                yield target.id, node.value
+            elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = zip(target.elts, node.value.elts, strict=False)
+                yield from ((one.id, value) for one, value in pairs if isinstance(one, ast.Name))
+
+
+def _arrays(tree: ast.Module, dimensions: Mapping[str, int], constants: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of dimensions of parameters, shared and local arrays, by name, without ambiguous names."""
+    found = {name: {ndim} for name, ndim in dimensions.items()}
+    for name, value in _assigned(tree):
+        ndims = {0}  # unknown
+        if isinstance(value, ast.Name):
+            ndims = found.get(value.id, ndims)
+        elif isinstance(value, ast.Call) and ast.unparse(value.func).endswith(("shared.array", "local.array")):
+            shape = next(iter([*value.args[:1], *(key.value for key in value.keywords if key.arg == "shape")]), None)
+            if isinstance(shape, ast.Name):
+                extents = constants.get(shape.id, ())
+                ndims = {len(extents) if isinstance(extents, tuple) else 1}
+            elif shape is not None:
+                ndims = {len(shape.elts) if isinstance(shape, ast.Tuple) else 1}
+        found[name] = found.get(name, set()) | ndims
+    return {name: min(ndims) for name, ndims in found.items() if len(ndims) == 1 and min(ndims)}
 
 
 def _integer_sum(tree: ast.Module, file: str) -> Finding | None:

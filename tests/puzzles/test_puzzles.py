@@ -149,7 +149,7 @@ def test_check_outside_the_main_thread():
     ("old", "new", "says"),
     [
         ("def element(a, c):", "def element(a, b, c):", "the kernel's parameters are (a, b, c), expected (a, c)"),
-        ("2) * a[row, col]", "2) * a[row]", "(M=8, N=8)"),
+        ("2) * a[row, col]", "2) * a[row]", "a has 2 dimensions, and `a[row]` is not one of its elements"),
         ("a[row, col]", "a[row / 1, col]", "IndexError in thread (0, 0, 0) of block (0, 0, 0): only integers"),
         ("a[row, col]", "a[row, col, 0]", "IndexError in thread (0, 0, 0) of block (0, 0, 0): too many indices"),
         ("blockIdx.x", "blockidx.x", "AttributeError in thread (0, 0, 0) of block (0, 0, 0): cuda has no attribute"),
@@ -201,7 +201,7 @@ def test_message_of_a_file_that_cannot_run(old, new, says, tmp_path, monkeypatch
     ],
 )
 def test_operations_on_arrays_are_refused(line, tmp_path):
-    """The simulator would run them, without an access that the tracer sees; no compiler does."""
+    """The simulator would run them, without an access that the tracer sees."""
     text = puzzle("product").solution.replace("        acc = float32(0)\n", f"        {line}\n")
     text = text.replace("        for p in range(k):\n            acc += a[row, p] * b[p, col]\n", "")
     finding = checked(text, "product", tmp_path).finding

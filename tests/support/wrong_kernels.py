@@ -563,7 +563,7 @@ VECTOR = (
         at="v = load4(a, row, col)",
         says=(
             "IndexError in thread (1, 0, 0) of block (1, 0, 0): 128-bit access to [0, 36:40] of an array of "
-            "shape (13, 36) (M=13, N=36)"
+            "shape (21, 36) (M=21, N=36)"
         ),
     ),
     wrong(

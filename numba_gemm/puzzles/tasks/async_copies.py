@@ -58,7 +58,7 @@ PUZZLE = Puzzle(
     shapes={"a": "M, K", "b": "K, N", "c": "M, N"},
     grid="ceil(N/8), ceil(M/8)",
     block="8, 8",
-    cases=({"M": 8, "N": 8, "K": 24}, {"M": 5, "N": 9, "K": 11}),
+    cases=({"M": 8, "N": 8, "K": 24}, {"M": 5, "N": 9, "K": 11}, {"M": 13, "N": 9, "K": 11}),
     limits={
         "global_floats": "K*(M*ceil(N/T) + N*ceil(M/T))",
         "register_floats": "0",

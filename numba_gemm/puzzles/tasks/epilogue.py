@@ -51,6 +51,7 @@ PUZZLE = Puzzle(
     cases=(
         {"M": 8, "N": 8, "K": 8, "alpha": 2.0, "beta": 0.0},
         {"M": 5, "N": 9, "K": 3, "alpha": -1.0, "beta": 0.5},
+        {"M": 13, "N": 9, "K": 11, "alpha": 3.0, "beta": -2.0},
     ),
     limits={"global_floats": "K*(M*ceil(N/T) + N*ceil(M/T)) + M*N*(beta != 0)", "barriers": "2*ceil(K/T)"},
     expected=scaled,

@@ -1,7 +1,8 @@
 """Share a tile in shared memory.
 
 C is the transpose of A: `c[j, i] = a[i, j]`. A thread that reads `a[i, j]` and writes it straight to `c[j, i]` either
-reads or writes down a column, one sector per element. Go through shared memory instead: `cuda.shared.array` is an array
+reads or writes down a column. In a block of 8 x 8 threads, a warp then touches 8 rows and half a sector in each, one
+sector per four elements: twice the sectors needed. Go through shared memory instead: `cuda.shared.array` is an array
 that all threads of a block see. The block copies a tile of 8 x 8 elements of A to it, row by row. Then every thread
 takes another element of the tile, such that the block writes the tile of C row by row too.
 
@@ -34,7 +35,7 @@ PUZZLE = Puzzle(
     shapes={"a": "M, N", "c": "N, M"},
     grid="N/8, M/8",
     block="8, 8",
-    cases=({"M": 8, "N": 8}, {"M": 8, "N": 16}, {"M": 24, "N": 8}),
+    cases=({"M": 8, "N": 8}, {"M": 8, "N": 16}, {"M": 24, "N": 16}),
     limits={"global_floats": "M*N", "sectors": "2*M*N/8", "barriers": "1"},
     expected=lambda a, c: a.T,
     hints=(
