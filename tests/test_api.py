@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
+import types
 from collections import namedtuple
 from fractions import Fraction
 from pathlib import Path
@@ -596,15 +597,20 @@ def test_epilogue_finds_globals_and_closures_as_they_are_at_the_call(monkeypatch
     def of_a_record(value, row, col):
         return value * factors.first
 
-    factors = Factors(np.float32(2))
-    assert fingerprint(of_a_record) is None, "its content cannot be told, and it is compiled all the same"
+    def of_a_lazy_module(value, row, col):
+        return value * lazy.first
+
+    lazy = types.ModuleType("lazy")
+    lazy.first, lazy.__getattr__ = np.float32(2), functools.partial(getattr, types)
+    assert fingerprint(of_a_lazy_module) is None, "its content cannot be told, and it is compiled all the same"
     product = functools.partial(tiled_sgemm, A, B, stage="stream_k")
     plain = product()
     for number in (2.0, 3.0, 2.0):
         monkeypatch.setitem(globals(), "SCALE", np.float32(number))
-        for epilogue in (scaled_by_global, scaled_by(number)):
+        factors = Factors(np.float32(number))
+        for epilogue in (scaled_by_global, scaled_by(number), of_a_record):
             np.testing.assert_array_equal(product(epilogue=epilogue), plain * np.float32(number))
-    np.testing.assert_array_equal(product(epilogue=of_a_record), plain * np.float32(2))
+    np.testing.assert_array_equal(product(epilogue=of_a_lazy_module), plain * np.float32(2))
 
 
 def test_epilogues_of_the_same_expression_are_one(monkeypatch):
@@ -819,7 +825,12 @@ ERRORS = {
     "vector of one number": (
         (A, B),
         {"epilogue": shifted, "epilogue_args": (1.0,)},
-        *(TypeError, "epilogue_args[0] is of type float", "expected a float32 array", "numpy.asarray(epilogue_args[0]"),
+        *(
+            TypeError,
+            "epilogue_args[0] is of type float",
+            "expected a float32 array",
+            "to one dimension, for instance with numpy.asarray(epilogue_args[0], dtype=numpy.float32).reshape(-1)",
+        ),
     ),
     "out in a batch of a": (
         (BATCH[::2], filled(4, 4), BATCH[1:3]),
@@ -1134,6 +1145,29 @@ print(sorted((heavy - {"numba", "cuda"}) & set(sys.modules)))
     done = fresh_python(code, NUMBA_ENABLE_CUDASIM="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[]\n[]\n"
+
+
+@pytest.mark.parametrize(
+    ("library", "statement"),
+    [
+        ("torch", "import numba_gemm.torch"),
+        ("torch", "from numba_gemm.distributed import distributed_sgemm"),
+        ("jax", "import numba_gemm.jax"),
+    ],
+)
+def test_a_library_that_is_missing_is_named_with_its_extra(library, statement):
+    code = f"""
+import sys
+sys.modules["{library}"] = None
+try:
+    {statement}
+except ModuleNotFoundError as error:
+    print(error, error.name, type(error.__cause__).__name__, sep="; ")
+"""
+    done = fresh_python(code, NUMBA_ENABLE_CUDASIM="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{library} is not installed; expected")
+    assert done.stdout.endswith(f"run pip install 'numba-gemm[{library}]'; {library}; ModuleNotFoundError\n")
 
 
 def test_unknown_attribute():

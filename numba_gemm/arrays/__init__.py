@@ -102,7 +102,9 @@ def kind_of(name: str, array: Any) -> ArrayKind:
             "an array with data; call numba_gemm.jax.matmul there"
         )
     if name != "out":
-        advice = f"convert it, for instance with numpy.asarray({name}, dtype=numpy.float32)"
+        vector = name.startswith("epilogue_args")
+        advice = f"convert it{' to one dimension' * vector}, for instance with numpy.asarray({name}, "
+        advice += f"dtype=numpy.float32){'.reshape(-1)' * vector}"
     else:  # the result in a converted copy would be lost
         advice = "pass out[0]" if isinstance(array, tuple) and len(array) == 1 else "pass such an array, or no out"
     raise TypeError(f"{name} is of type {own.__qualname__}; expected {ACCEPTED}; {advice}")

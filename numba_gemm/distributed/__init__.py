@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ..arrays.extras import from_extra
+
 if TYPE_CHECKING:
     from .copying import release_memory
     from .explanation import Explanation, explain
@@ -24,6 +26,7 @@ if not TYPE_CHECKING:  # `explain` needs no PyTorch; its module has another name
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(_HOMES[name], __name__), name)
+        with from_extra("torch", "torch"):
+            value = getattr(importlib.import_module(_HOMES[name], __name__), name)
         globals()[name] = value
         return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from numbers import Real
 from typing import Any
 
 from ..device.units import FLOAT32_BYTES
@@ -13,7 +14,7 @@ from ..kernels.scalars import index
 from ..typing import PrecisionName
 from .division import divide, shards
 from .model import ALIGNED, Prediction, Rates, Work, plan_work, product_flops
-from .placements import COLS, ROWS, WHOLE, Placements, algorithm, placement, words
+from .placements import COLS, OTHER, ROWS, WHOLE, Placements, algorithm, placement, words
 from .schedule import SLOTS, travelling
 
 __all__ = ["Explanation", "explain", "read_placements"]
@@ -119,6 +120,14 @@ def read_placements(name: str, given: Any, dims: int) -> Placements:
     return tuple(placement(one) for one in several)
 
 
+def _known(name: str, given: Any, dims: int) -> Placements:
+    """Return placements as names; raise ValueError for those that no algorithm knows, too."""
+    found = read_placements(name, given, dims)
+    if OTHER in found:
+        raise ValueError(f"{name} is {given!r}; expected {ROWS}, {COLS} or {WHOLE}, one per dimension; pass these")
+    return found
+
+
 def explain(
     m: int,
     n: int,
@@ -177,24 +186,27 @@ def explain(
     if len(extents) not in OWN or 0 in extents:
         raise ValueError(f"mesh is {mesh!r}; expected one or two extents from 1 on; pass 8 or (2, 4), for example")
     dims, precision = len(extents), canonical(precision)
-    x, y = (read_placements(name, OWN[dims] if given is None else given, dims) for name, given in (("a", a), ("b", b)))
-    wanted = None if out is None else read_placements("out", out, dims)
+    x, y = (_known(name, OWN[dims] if given is None else given, dims) for name, given in (("a", a), ("b", b)))
+    wanted = None if out is None else _known("out", out, dims)
     found = algorithm(x, y, wanted)
     if found is None:
         raise unsupported(x, y, wanted)
-    links = tuple(bandwidth) if isinstance(bandwidth, Sequence) else (bandwidth,) * dims
+    rate: Any = bandwidth  # it may be anything
+    links = tuple(rate) if isinstance(rate, Sequence) and not isinstance(rate, str) else (rate,) * dims
     if len(links) != dims:
         raise ValueError(f"bandwidth has {len(links)} numbers and the mesh {dims} dimensions; pass one per dimension")
-    if not all(one > 0 for one in (*links, 1 if flops is None else flops)):
+    speeds = (*links, 1 if flops is None else flops)
+    if not all(isinstance(one, Real) for one in speeds) or not all(one > 0 for one in speeds):
         raise ValueError(
-            f"bandwidth is {bandwidth} and flops {flops}; expected positive numbers; pass byte/s and FLOP/s"
+            f"bandwidth is {bandwidth!r} and flops {flops!r}; expected positive numbers; pass byte/s and FLOP/s"
         )
     if panel is not None:
         index("panel", panel, 1)
     division = divide(found, extents, x, y, shards((m, k), x, extents), shards((k, n), y, extents))
     rates = Rates(product_flops(precision) if flops is None else flops, links=(links[0], links[-1]))
-    if index("hosts", hosts) < 1:
-        raise ValueError(f"hosts is {hosts}; expected a positive number; pass 1")
+    ranks = prod(extents)
+    if not 1 <= index("hosts", hosts) <= ranks:
+        raise ValueError(f"hosts is {hosts}; expected a positive number, at most {ranks} for as many ranks; pass 1")
     work = plan_work(division, precision, rates, panel, copied=hosts == 1)
     return Explanation((m, n, k), extents, precision, x, y, found.out, work, work.predicted(rates))
 

@@ -28,9 +28,11 @@ STATIONARY: tuple[Placements, ...] = ((ROWS,), (COLS,), (ROWS, COLS))
 def placement(given: Any) -> Placement:
     """Return a placement, given its name or PyTorch's object; "other" for one of which no algorithm knows."""
     name = given if isinstance(given, str) else type(given).__name__
+    if name == "Replicate()":  # as PyTorch writes it
+        return WHOLE
     if name in (ROWS, COLS, WHOLE):
         return name
-    if name == "Shard" and given.dim in (0, 1, -2, -1):
+    if name == "Shard" and not isinstance(given, str) and given.dim in (0, 1, -2, -1):
         return ROWS if given.dim in (0, -2) else COLS
     return OTHER
 

@@ -16,7 +16,7 @@ from ..models.gpu_names import dotted
 from ..models.occupancy import Occupancy
 from ..runtime import device as devices
 from ..runtime import kernel_cache
-from ..runtime.driver import advising
+from ..runtime.driver import advising, without_gpu
 from ..simulator.switch import SIMULATOR
 from ..typing import ComputeCapability, DeviceLike, PrecisionName, StageName
 from .stage_names import check_stage_precision
@@ -27,7 +27,6 @@ __all__ = ["Occupancy", "config_of", "occupancy", "stage_of", "usual_kernel"]
 LARGE = 4096  # extents of operands whose sums are long
 
 
-@advising("Pass a compute capability, cc=(9, 0) for an H200, for which no GPU is needed")
 def occupancy(
     stage: StageName | Stage,
     config: str | TileConfig | WarpgroupConfig | WarpConfig | None = None,
@@ -76,7 +75,8 @@ def occupancy(
             "a kernel's registers are known once it is compiled, and Numba's simulator compiles nothing; expected the "
             "compiler; unset NUMBA_ENABLE_CUDASIM, and without a GPU pass a compute capability, cc=(9, 0)"
         )
-    target = devices.capability_of(cc, device)
+    with advising(without_gpu(cc, device=device)):
+        target = devices.capability_of(cc, device)
     if target not in counting.LIMITS or not found.runs_on(target):
         known = ", ".join(map(dotted, filter(found.runs_on, counting.LIMITS)))
         raise ValueError(

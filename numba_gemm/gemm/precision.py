@@ -108,7 +108,9 @@ def check_precision(precision: Any, cc: tuple[int, int], stage: str = "auto") ->
             if SIMULATOR
             else f"compute capability {cc[0]}.{cc[1]}"
         )
-        others = [f"{one.name!r} for {', '.join(one.precisions)}" for one in SIMULATED if SIMULATOR]
+        able_stages = sorted((*SIMULATED, *LADDER.values()), key=lambda one: len(one.precisions)) if SIMULATOR else ()
+        named = [(one.name, ", ".join(name for name in one.precisions if name != IEEE)) for one in able_stages]
+        others = [f"{name!r} for {precisions}" for name, precisions in named if precisions]
         advice = f"one of these, or stage {' or '.join(others)}" if others else "one of these"
         raise ValueError(
             f"precision is {precision!r}, and this is {where}; expected one of {', '.join(able)}; pass {advice}"

@@ -23,7 +23,7 @@ from ..models.gpu_names import compute_capabilities, dotted
 from ..runtime import device as devices
 from ..runtime import kernel_files
 from ..runtime.compiler import supported_ccs
-from ..runtime.driver import advising
+from ..runtime.driver import advising, without_gpu
 from ..runtime.private_files import PrivateDirectory
 from ..simulator.switch import SIMULATOR
 from ..typing import ComputeCapability, DeviceLike, DType, Layout, PrecisionName, StageChoice
@@ -100,7 +100,6 @@ class Precompiled(NamedTuple):
     origin: str
 
 
-@advising("Pass a compute capability, cc=(9, 0) for an H200, for which no GPU is needed")
 def precompile(
     stages: StageChoice | Iterable[StageChoice] = "auto",
     cc: ComputeCapability | Iterable[ComputeCapability] | None = None,
@@ -176,9 +175,10 @@ def precompile(
     """
     require_cache()
     jobs = None if jobs is None else index("jobs", jobs, 1)
-    wanted = kernels_of(
-        stages, cc, precision, device=device, shapes=shapes, layouts=layouts, dtype=dtype, recorded=recorded
-    )
+    with advising(without_gpu(cc, device=device, recorded=recorded or None)):
+        wanted = kernels_of(
+            stages, cc, precision, device=device, shapes=shapes, layouts=layouts, dtype=dtype, recorded=recorded
+        )
     fetched = fetch_with_progress([(kernel, target) for *_, kernel, target in wanted], jobs, progress)
     return [
         Precompiled(stage, config, variant, target, one.seconds, one.origin)
@@ -198,10 +198,7 @@ def require_cache() -> None:
         with PrivateDirectory(place, create=True):
             pass
     except OSError as error:
-        raise RuntimeError(
-            f"kernels cannot be kept in {place} ({error}); expected a directory that only you can write to; set "
-            "NUMBA_GEMM_CACHE_DIR to one"
-        ) from None
+        raise kernel_files.unusable(place, error) from None
 
 
 def kernels_of(

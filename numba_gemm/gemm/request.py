@@ -178,7 +178,7 @@ def checked(
     """Check everything that can be checked without compiling; parameters are those of `checked_product`."""
     alpha, beta = real("alpha", alpha), real("beta", beta)
     if beta != 0 and out is None and c is None:
-        raise ValueError(f"beta is {beta:g} and out is None; expected an array C; pass it as out or c, or beta=0")
+        raise ValueError(f"beta is {beta:g} and out is None; expected an array C; pass out, beta=0 or tiled_sgemm's c")
     precision = check_names(stage, precision)  # this needs no GPU
     check_takes_epilogue(stage, precision, ANY_GPU, epilogue)
     if isinstance(epilogue_args, str) or not isinstance(epilogue_args, Sequence):
@@ -212,8 +212,8 @@ def checked(
     if terms != k:
         raise ValueError(
             f"a has shape {left.shape} and b has shape {right.shape}: {k} {'columns' if rows else 'elements'} of a "
-            f"against {terms} {'rows' if cols else 'elements'} of b; expected shapes (M, K) and (K, N), or (K,) for a "
-            "vector; pass a transpose or slice that fits"
+            f"against {terms} {'rows' if cols else 'elements'} of b; expected shapes (M, K) and (K, N)"
+            f"{'' if rows and cols else ', or (K,) for a vector'}; pass a transpose or slice that fits"
         )
     batch = batches.broadcast(left.shape[:-2], right.shape[:-2])
     if batch is None:

@@ -482,6 +482,8 @@ def trace(
         the exception of a thread, with the thread's index in the message.
     """
     made = target.prepare(stage_or_kernel, grid, block, args, config=config, dynamic_shared=dynamic_shared)
+    if blocks is not None and not isinstance(blocks, Iterable):
+        raise TypeError(f"blocks is {blocks!r}; expected several indices of blocks; pass [{blocks!r}]")
     chosen = None if blocks is None else list(blocks)
     if chosen and max(Counter((*np.atleast_1d(index), 0, 0)[:3] for index in chosen).values()) > 1:
         raise ValueError(f"blocks are {chosen}; expected each once")

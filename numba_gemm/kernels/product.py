@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -100,11 +100,17 @@ class Layout(NamedTuple):
 
 
 def check_dtypes(dtype: Any) -> tuple[str, str]:
-    """Return the dtypes of A and B, given one or both; raise ValueError for others."""
-    found = (dtype, dtype) if isinstance(dtype, str) else tuple(dtype)
+    """Return the dtypes of A and B by name, given one or both, also as NumPy's; raise ValueError for others."""
+    several = not isinstance(dtype, str) and isinstance(dtype, Iterable)
+    found = tuple(map(_dtype_name, dtype)) if several else (_dtype_name(dtype),) * 2
     if len(found) != 2 or not set(found) <= set(DTYPES):
         raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}, or two for A and B; pass such")
     return found
+
+
+def _dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype, given as a str, or as a dtype or type of NumPy; of anything else, its text."""
+    return dtype if isinstance(dtype, str) else str(getattr(dtype, "name", getattr(dtype, "__name__", dtype)))
 
 
 def access_of(able: tuple[str, ...], x: Layout, steps: int, any_extent: bool = False) -> str:

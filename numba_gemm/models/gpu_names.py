@@ -54,6 +54,11 @@ def compute_capability(cc: Any) -> tuple[int, int]:
     if found is None:
         raise ValueError(f"cc is {cc!r}; expected a compute capability, as {FORMS}; pass (9, 0) for an H200")
     major, minor = (group for group in found.groups() if group is not None)
+    if major == "1" and found[3]:  # "10", probably meant as 10.0
+        raise ValueError(
+            f'cc is {cc!r}, which reads as 1.{minor}; expected a compute capability, as {FORMS}; pass "1{minor}.0", or '
+            f"(1{minor}, 0)"
+        )
     return int(major), int(minor)
 
 

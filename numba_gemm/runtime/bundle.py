@@ -113,23 +113,27 @@ def look_up(name: str | None) -> Cubin | None:
     """Return a kernel by its portable key from the first bundle that has it; None if there is none."""
     if name is None:
         return None
-    for path in _places():
+    for path, advice in _places():
         try:
             if (found := read(path, name)) is not None:
                 return found
-        except (FileNotFoundError, NotADirectoryError):
-            continue
         except Exception as error:  # whatever a parser says of contents that may be anything
-            kernel_files.warn(path, f"the bundle of kernels {path} cannot be read", error)
+            if advice != NAMED and isinstance(error, FileNotFoundError | NotADirectoryError):
+                continue
+            kernel_files.warn(path, f"the bundle of kernels {path} cannot be read", error, advice)
     return None
 
 
-def _places() -> Iterator[Path]:
+NAMED = "Correct or unset NUMBA_GEMM_BUNDLE"
+
+
+def _places() -> Iterator[tuple[Path, str]]:
+    """Yield the bundles to look up, and the advice for one that cannot be read."""
     if named := os.environ.get("NUMBA_GEMM_BUNDLE"):
-        yield Path(named).expanduser()
+        yield Path(named).expanduser(), NAMED
     if (place := kernel_files.place()) is not None:
-        yield place / IMPORTED
-    yield PACKAGED
+        yield place / IMPORTED, "Import a bundle again, or delete this one"
+    yield PACKAGED, "Install numba_gemm again"
 
 
 def import_bundle(path: Path) -> int:

@@ -49,6 +49,15 @@ def advising(advice: str) -> Iterator[None]:
         raise GpuUnavailable(error.args[0], advice) from None
 
 
+def without_gpu(cc: object, **others: object) -> str:
+    """Return the advice for a function that needs no GPU for a compute capability `cc`, but for other arguments."""
+    wanted = [] if cc is not None else ["pass a compute capability, cc=(9, 0) for an H200"]
+    if left_out := [name for name, value in others.items() if value is not None]:
+        wanted.append(f"leave out {' and '.join(left_out)}")
+    advice = " and ".join(wanted)
+    return f"{advice[:1].upper()}{advice[1:]}; then no GPU is needed"
+
+
 def call(function: Any, *arguments: Any) -> Any:
     """Call a function of the driver; return its one result, or None, or raise RuntimeError with the driver's words."""
     status, *results = function(*arguments)

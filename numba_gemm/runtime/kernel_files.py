@@ -41,6 +41,7 @@ __all__ = [
     "place",
     "size_limit",
     "unpacked",
+    "unusable",
     "warn",
 ]
 
@@ -55,12 +56,23 @@ MAGIC = b"numba_gemm kernel\n"
 FILE_NAME = re.compile(r"[0-9a-f]{64}\.kernel|\.[0-9a-f]{16}\.tmp")
 
 
-def warn(path: Path, problem: str, error: Exception) -> None:
+ANOTHER_DIRECTORY = 'Set NUMBA_GEMM_CACHE_DIR to a directory that only you can write to, or to "off"'
+
+
+def warn(path: Path, problem: str, error: Exception, advice: str = ANOTHER_DIRECTORY) -> None:
     """Warn, once about each path, that kernels are compiled instead."""
-    advice = '. Set NUMBA_GEMM_CACHE_DIR to a directory that only you can write to, or to "off"'
+    advice = f". {advice}"
     if isinstance(error, Refused):  # it says what to do
         path, advice = error.path, ""
     warn_once(path, f"{problem} ({error}); kernels are compiled instead, and this is said once{advice}")
+
+
+def unusable(place: Path, error: OSError) -> RuntimeError:
+    """Return the error for a directory that cannot be opened, or that others can change."""
+    return RuntimeError(
+        f"kernels cannot be kept in {place} ({error}); expected a directory that only you can write to; set "
+        "NUMBA_GEMM_CACHE_DIR to one"
+    )
 
 
 def directory() -> Path | None:
@@ -235,14 +247,27 @@ def _prune(place: Path) -> None:
 
 
 def entries() -> list[Entry]:
-    """Return the kernels in the cache, the latest used first; files that cannot be read are left out."""
+    """Return the kernels in the cache, the latest used first; files that cannot be read are left out.
+
+    Raises
+    ------
+    RuntimeError
+        if the directory cannot be read, or others can change it.
+    """
     where = place()
-    found = []
-    for one in _files(where)[0] if where is not None else ():
-        with suppress(Exception):  # whatever a parser says of contents that may be anything
-            with PrivateDirectory(one.path.parent) as opened:
-                cubin, about = unpacked(one.path.stem, opened.read(one.path.name))
-            found.append(Entry(about.kernel, cubin.cc, about.seconds, one.size, one.used, about.made_with))
+    found: list[Entry] = []
+    if where is None:
+        return found
+    try:
+        with PrivateDirectory(where) as opened:
+            for one in _files(where)[0]:
+                with suppress(Exception):  # whatever a parser says of contents that may be anything
+                    cubin, about = unpacked(one.path.stem, opened.read(one.path.name))
+                    found.append(Entry(about.kernel, cubin.cc, about.seconds, one.size, one.used, about.made_with))
+    except FileNotFoundError:
+        pass  # nothing has been kept
+    except OSError as error:
+        raise unusable(where, error) from None
     return found
 
 

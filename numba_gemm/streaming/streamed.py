@@ -246,14 +246,13 @@ def _checked(
             raise ValueError(
                 f"{name} has {array.ndim} dimensions, shape {array.shape}; expected 2; pass one matrix at a time"
             )
+        if name != "out" and array.dtype != np.float32:
+            raise TypeError(f"{name} has dtype {array.dtype}; expected float32; pass {name}.astype(numpy.float32)")
     ordinals = _ordinals(device, devices)
     home = ordinals[0] if ordinals else None
     wanted = checked(a, b, out, alpha, beta, None, "auto", None, (), home, precision)
     for ordinal in ordinals[1:]:
         check_precision(wanted.precision, device_properties(ordinal).cc)
-    for name, array in (("a", a), ("b", b)):
-        if array.dtype != np.float32:
-            raise TypeError(f"{name} has dtype {array.dtype}; expected float32; pass {name}.astype(numpy.float32)")
     return wanted, ordinals or [wanted.device]
 
 

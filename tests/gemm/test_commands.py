@@ -106,6 +106,25 @@ def test_cache_lists_its_kernels(compiled, capsys, tmp_path, monkeypatch):
     assert total.startswith("8 kernels, 0.0 MB of at most 500 MB, in ")
 
 
+@pytest.mark.parametrize("reason", ["can be written by other users", "Not a directory"])
+def test_cache_that_cannot_be_read(reason, monkeypatch, tmp_path, capsys):
+    place = tmp_path / "cache"
+    place.touch() if reason == "Not a directory" else place.mkdir()
+    place.chmod(0o777)
+    monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", str(place))
+    assert cache.main([]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith(f"error: kernels cannot be kept in {place} (")
+    assert reason in err
+
+
+def test_cache_without_a_directory(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", str(tmp_path / "none"))
+    assert cache.main([]) == 0
+    assert capsys.readouterr().out.startswith("0 kernels")
+
+
 def test_cache_that_is_switched_off(monkeypatch, capsys):
     monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", "off")
     assert cache.main([]) == 0

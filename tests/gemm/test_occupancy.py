@@ -12,11 +12,13 @@ import pytest
 from support.compile_stages import compiler_environment
 
 import numba_gemm
+from numba_gemm import GpuUnavailable
 from numba_gemm.gemm import occupancy as module
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import compensates
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.models.occupancy import LIMITS, occupancy
+from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import kernel_cache
 
 ALL = ("blocks", "warps", "registers", "shared memory")
@@ -117,6 +119,18 @@ def test_stage_and_precision_have_to_agree():
         numba_gemm.occupancy("one_warpgroup", cc=9.0, precision="fp16x3")
     with pytest.raises(ValueError, match=r"compute capability is 8\.0; expected one of 9\.0 for stage 'persistent'"):
         numba_gemm.occupancy("persistent", cc=(8, 0))
+
+
+def test_advice_without_a_gpu_works(monkeypatch):
+    def current_device():
+        raise GpuUnavailable("none.")
+
+    monkeypatch.setattr(module, "SIMULATOR", False)
+    monkeypatch.setattr(devices, "current_device", current_device)
+    with pytest.raises(GpuUnavailable, match=r"Pass a compute capability, cc=\(9, 0\)"):
+        module.occupancy("naive")
+    with pytest.raises(GpuUnavailable, match="Leave out device; then no GPU is needed"):
+        module.occupancy("naive", cc=9.0, device=0)
 
 
 @pytest.mark.simulator

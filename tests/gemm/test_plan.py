@@ -150,6 +150,8 @@ WRONG_PLANS = {
     "batch negative": ((4, 4, 4), {"batch": (2, -1)}, ValueError, ["batch is -1", "expected 0 or more"]),
     "too many blocks": ((2**40, 3, 5), {}, ValueError, ["a grid of", "expected at most 2147483647", "divide it"]),
     "batch text": ((4, 4, 4), {"batch": ("2",)}, TypeError, ["batch is '2', of type str", "expected an int"]),
+    "dtype": ((4, 4, 4), {"dtype": np.float64}, ValueError, ["dtype is <class 'numpy.float64'>", "expected one of"]),
+    "dtype of an object": ((4, 4, 4), {"dtype": 2}, ValueError, ["dtype is 2; expected one of float32, float16"]),
     "precision": ((4, 4, 4), {"precision": "best"}, ValueError, ["precision is 'best'", "expected one of ieee"]),
     "precision of a stage": (
         (4, 4, 4),

@@ -266,7 +266,10 @@ def test_the_simulator_runs_float32_and_two_stages_of_tensor_cores():
         numba_gemm.tiled_sgemm(a, a.T, precision="bf16")
     with pytest.raises(ValueError, match=r"or 'fused_decomposition' for tf32, tf32x3, bf16, bf16x3, bf16x6, bf16x9$"):
         numba_gemm.tiled_sgemm(a, a.T, precision="bf16")
-    assert (numba_gemm.tiled_sgemm(a, a.T, precision="bf16x6", stage="fused_decomposition") == 5).all()
+    with pytest.raises(ValueError, match="or 'stream_k' for bf16x6 or 'thin' for bf16x6 or"):
+        numba_gemm.tiled_sgemm(a, a.T, precision="bf16x6")
+    for stage in ("fused_decomposition", "stream_k", "thin"):
+        assert (numba_gemm.tiled_sgemm(a, a.T, precision="bf16x6", stage=stage) == 5).all()
     for precision, stages in {name: ["auto"] for name in TENSOR_PRECISIONS}.items():
         stages += [stage.name for stage in TENSOR_STAGES.values() if precision in stage.precisions]
         for stage in set(stages).difference({"one_warp", "fused_decomposition"}):

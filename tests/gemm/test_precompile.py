@@ -209,6 +209,7 @@ def test_kernels_for_shapes(fetched):
     ("dtype", "converting"),
     [
         ("float16", {"convert_float16_float16"}),
+        (np.float16, {"convert_float16_float16"}),
         (("float32", "bfloat16"), {"convert_bfloat16_bfloat16"}),
         (("float16", "bfloat16"), {"convert_float16_bfloat16", "convert_bfloat16_float16"}),
         ("float32", set()),
@@ -326,6 +327,11 @@ def test_advice_without_a_gpu_works(fetched, monkeypatch):
         precompile("naive")
     assert "CUDASIM" not in str(pickle.loads(pickle.dumps(caught.value)))
     assert precompile("naive", cc=(9, 0), shapes=[(np.int64(64), 64, 64)])
+    for options in ({"recorded": True}, {"device": 0}):
+        with pytest.raises(GpuUnavailable, match=rf"Leave out {next(iter(options))}; then no GPU is needed"):
+            precompile("naive", cc=(9, 0), **options)
+    with pytest.raises(GpuUnavailable, match=r"Pass a compute capability, .* and leave out recorded; then"):
+        precompile("naive", recorded=True)
 
 
 def test_a_place_that_cannot_keep_kernels(fetched, monkeypatch, tmp_path):

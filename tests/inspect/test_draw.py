@@ -354,6 +354,11 @@ class TestWhoReadsWhat:
             with pytest.raises(ValueError, match=message):
                 make(naive, **options)
 
+    def test_a_thread_is_a_number(self, naive):
+        for make in (draw.who_reads_what, draw.timeline):
+            with pytest.raises(TypeError, match=r"^thread is \(0, 0\); expected its position in the block; pass one"):
+                make(naive, thread=(0, 0))
+
     def test_a_kernel_of_other_arrays(self):
         from numba import cuda
 

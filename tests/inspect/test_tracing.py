@@ -463,6 +463,8 @@ def test_blocks_may_be_numbers():
     assert trace(copy_by, 2, 32, floats(64), floats(64), 0, 1, blocks=[1]).blocks == [(1, 0, 0)]
     with pytest.raises(ValueError, match="expected each once"):
         trace(copy_by, 2, 32, floats(64), floats(64), 0, 1, blocks=[1, (1, 0)])
+    with pytest.raises(TypeError, match=r"^blocks is 0; expected several indices of blocks; pass \[0\]$"):
+        trace(copy_by, 2, 32, floats(64), floats(64), 0, 1, blocks=0)
 
 
 @simulator

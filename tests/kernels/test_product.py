@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.operands import layout_of
 
-from numba_gemm.kernels.product import Batch, Layout, Product, dense
+from numba_gemm.kernels.product import Batch, Layout, Product, check_dtypes, dense
 
 BUFFER = np.zeros(4096, np.float32)
 BUFFER = BUFFER[-BUFFER.ctypes.data % 16 // 4 :]  # from the first multiple of 16 bytes
@@ -29,6 +29,12 @@ def addresses(x):
     """Return the addresses of all elements, as NumPy's views have them."""
     places = itertools.product(*map(range, x.shape))
     return [x[row : row + 1, col : col + 1].ctypes.data for row, col in places]
+
+
+def test_dtypes_of_numpy_count_by_name():
+    for dtype in ("float16", np.float16, np.dtype("float16"), ["float16", np.float16]):
+        assert check_dtypes(dtype) == ("float16", "float16")
+    assert check_dtypes((np.float32, "bfloat16")) == ("float32", "bfloat16")
 
 
 @given(views(), st.data())

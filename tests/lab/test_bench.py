@@ -222,6 +222,24 @@ class TestCommandLine:
         assert cli.main([f"--stages={stage}", "--shape=64,64,64", f"--out={tmp_path}"]) == 2
         assert says in capsys.readouterr().err
 
+    @pytest.mark.simulator
+    def test_stage_that_takes_no_shape_is_named(self, tmp_path, capsys):
+        assert cli.main(["--stages=thin,naive", "--shape=8,8,8", f"--out={tmp_path}"]) == 0
+        assert "thin is left out: thin is for up to 4 columns of C; pass a shape such as" in capsys.readouterr().out
+
+    @pytest.mark.simulator
+    def test_nothing_that_can_run(self, tmp_path, capsys):
+        assert cli.main(["--stages=persistent", "--shape=8,8,8", f"--out={tmp_path}"]) == 2
+        assert "nothing to measure: persistent/bf16x6" in capsys.readouterr().err
+
+    @pytest.mark.simulator
+    def test_simulated_tensor_core_stages(self, tmp_path):
+        stages = ["one_warp", "fused_decomposition"]
+        assert cli.main([f"--stages={','.join(stages)}", "--shape=8,8,8", f"--out={tmp_path}"]) == 0
+        frame = results.load(tmp_path)[0]
+        assert [*frame["stage"]] == stages
+        assert set(frame["status"]) == {"ok"}
+
     def test_no_folder_for_nothing(self, monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(contenders, "CPU_TERMS", 1)
         assert cli.main(["--stages=cpu", "--shape=4,4,4", f"--out={tmp_path / 'new'}"]) == 2

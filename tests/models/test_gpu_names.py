@@ -66,6 +66,13 @@ def test_compute_capabilities(cc, expected):
     assert gpu_names.compute_capabilities(cc) == [expected]
 
 
+@pytest.mark.parametrize("cc", [10, "10", 12, "12", "sm_12"])
+def test_a_major_version_alone_is_refused(cc):
+    major = re.sub(r"\D", "", str(cc))
+    with pytest.raises(ValueError, match=rf'^cc is {cc!r}, which .*; pass "{major}\.0", or \({major}, 0\)$'):
+        gpu_names.compute_capability(cc)
+
+
 @pytest.mark.parametrize(("cc", "error"), NO_CAPABILITIES, ids=named)
 def test_what_is_no_compute_capability(cc, error):
     with pytest.raises(error, match=r"^cc is .*; expected a compute capability, as \(9, 0\), .*; pass \(9, 0\) for"):

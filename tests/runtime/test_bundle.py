@@ -128,6 +128,15 @@ def test_a_broken_bundle_warns_once(place, tmp_path, monkeypatch, case):
     with pytest.warns(private_files.CacheWarning, match="bundle of kernels .* cannot be read") as caught:
         assert [found(KERNELS[0]) for _ in range(3)] == [None] * 3
     assert len(caught) == 1
+    assert str(caught[0].message).endswith(". Correct or unset NUMBA_GEMM_BUNDLE")
+
+
+def test_a_named_bundle_that_is_not_there_warns_once(place, tmp_path, monkeypatch):
+    export(bundle.PACKAGED, CUBINS[0])
+    monkeypatch.setenv("NUMBA_GEMM_BUNDLE", str(tmp_path / "nowhere"))
+    with pytest.warns(private_files.CacheWarning, match="nowhere.* Correct or unset NUMBA_GEMM_BUNDLE") as caught:
+        assert [found(KERNELS[0]) for _ in range(3)] == [CUBINS[0]] * 3
+    assert len(caught) == 1
 
 
 def test_a_bundle_that_others_can_change_is_refused(place, tmp_path, monkeypatch):

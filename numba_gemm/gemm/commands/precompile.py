@@ -27,8 +27,8 @@ def parser() -> Parser:
     made = Parser(
         prog="numba-gemm precompile",
         description="Compile kernels into the cache on disk, with or without a GPU; see numba_gemm.precompile.",
-        epilog="Exit status: 0; 1 if a kernel of --check's bundle differs from its source; 2 for arguments that are "
-        "wrong, or if nothing can be compiled here.",
+        epilog="Exit status: 0; 1 if --check's bundle has another kernel, or none, for a source; 2 for arguments that "
+        "are wrong, or if nothing can be compiled here.",
     )
     made.add_argument("--stages", default="auto", metavar="NAMES", help="separated by commas (default: auto)")
     made.add_argument("--precision", default="ieee", metavar="NAMES", help="separated by commas (default: ieee)")
@@ -50,7 +50,8 @@ def parser() -> Parser:
         type=layouts,
         default=["NN"],
         metavar="NAMES",
-        help="of A and B in --shapes: some of NN, NT, TN, TT, separated by commas (default: NN)",
+        help="of A and B in --shapes, or without it, in those usual products that are not compiled in all layouts: "
+        "some of NN, NT, TN, TT, separated by commas (default: NN)",
     )
     add_dtype(made)
     made.add_argument("--recorded", action="store_true", help="the kernels that autotune chose here, too")
@@ -59,7 +60,9 @@ def parser() -> Parser:
     )
     files = made.add_mutually_exclusive_group()
     files.add_argument("--export", type=Path, metavar="FILE", help="write the kernels to a bundle")
-    files.add_argument("--check", type=Path, metavar="FILE", help="compile some kernels of a bundle again, and compare")
+    files.add_argument(
+        "--check", type=Path, metavar="FILE", help="compile some of the kernels again, and compare them with a bundle's"
+    )
     files.add_argument("--import", type=Path, metavar="FILE", dest="brought", help="copy a bundle into the cache")
     made.add_argument(
         "--sample", type=at_least_one, default=8, metavar="N", help="kernels that --check compiles (default: 8)"
@@ -121,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_bundle(path: Path, tasks: Sequence[Task], jobs: int | None = None) -> list[str]:
-    """Compile kernels of a bundle again; return the names of those that differ, or are not in the bundle.
+    """Compile kernels again; return the names of those that differ from a bundle's, or are not in the bundle.
 
     Kernels that another release of the compiler made may differ, too.
     """

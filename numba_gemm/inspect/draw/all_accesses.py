@@ -42,6 +42,8 @@ def _chosen(
         raise ValueError(f"thread is {thread} and warp is {warp}; give one of them")
     threads = math.prod(trace.block)
     for name, value, count in (("thread", thread, threads), ("warp", warp, ceil_div(threads, WARP))):
+        if value is not None and not hasattr(value, "__index__"):
+            raise TypeError(f"{name} is {value!r}; expected its position in the block; pass one from 0 to {count - 1}")
         if value is not None and not 0 <= value < count:
             raise ValueError(f"{name} is {value}; a block of {trace.kernel} has {name}s 0 to {count - 1}")
     where = f"block {index}"
@@ -199,6 +201,8 @@ def who_reads_what(
     ------
     ValueError
         if the thread, warp or block was not traced, or for a kernel without such matrices or tiles.
+    TypeError
+        for a thread or a warp that is not an int.
     """
     index, who = _chosen(trace, thread, warp, block)
     a, b = (_shared_tile(trace, letter) if shared else _operand(trace, letter) for letter in "ab")
@@ -268,6 +272,8 @@ def timeline(
     ------
     ValueError
         if the thread, warp or block was not traced, or for one that accesses no memory.
+    TypeError
+        for a thread or a warp that is not an int.
     """
     if thread is None and warp is None:
         thread = 0

@@ -215,7 +215,8 @@ def select_contenders(
             continue
         computes = [name for name in precisions if name in stage.precisions]
         for name in computes or ["bf16x6" if "bf16x6" in stage.precisions else stage.precisions[0]]:
-            found = configs_for(stage, name, LARGE)
+            simulable = simulated and stage.test_config is not None
+            found = (stage.test_config,) if simulable else configs_for(stage, name, LARGE)
             chosen += [stage_contender(stage, config, name) for config in (found if all_configs else found[:1])]
     if AUTO in wanted:
         chosen.append(public_function())

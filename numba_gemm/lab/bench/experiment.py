@@ -21,6 +21,7 @@ from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.terminal import BENCH
 
 if TYPE_CHECKING:
+    from numba_gemm.lab.bench.contenders import Contender
     from numba_gemm.lab.bench.run import Plan
 
 CORRECT = "every product is correct"
@@ -59,7 +60,7 @@ def bench(
     """
     from numba_gemm.lab.bench import buffers
     from numba_gemm.lab.bench.contenders import select_contenders
-    from numba_gemm.lab.bench.run import FEWEST_ROUNDS, Plan
+    from numba_gemm.lab.bench.run import FEWEST_ROUNDS, Plan, candidate_of
     from numba_gemm.lab.harness import environment
     from numba_gemm.runtime.device import current_device, device_properties
     from numba_gemm.simulator.switch import SIMULATOR
@@ -79,8 +80,12 @@ def bench(
         stages, simulated=SIMULATOR, all_configs=configs == "all", precisions=precision_names(precisions)
     )
     plan = Plan(shapes, contenders, buffers.choose_library(SIMULATOR), seed or 0, SIMULATOR, **how)
-    if not any(contender.takes(each) for contender in plan.contenders for each in shapes):
-        raise UsageError(f"nothing to measure: {reason_for_nothing(plan)}")
+    taken = [one for one in plan.contenders if any(map(one.takes, shapes))]
+    if not taken:
+        raise UsageError(f"nothing to measure: {reason_for_nothing(plan.contenders, SIMULATOR)}")
+    notes = [f"{one.label} {note}" for one in taken if (note := candidate_of(plan, one).note)]
+    if len(notes) == len(taken):
+        raise UsageError(f"nothing to measure: {'; '.join(notes)}; name another stage, such as naive")
     return measured(plan, notices(plan, stages))
 
 
@@ -116,15 +121,15 @@ def precision_names(names: Sequence[str]) -> Sequence[str]:
     return found
 
 
-def reason_for_nothing(plan: Plan) -> str:
-    """Return why no contender takes a shape, and what to do."""
-    if not plan.contenders:
-        where = "on a GPU" if plan.simulated else f"with CuPy or PyTorch, by pip install {BENCH}"
+def reason_for_nothing(contenders: Sequence[Contender], simulated: bool) -> str:
+    """Return why none of some contenders takes a shape, and what to do."""
+    if not contenders:
+        where = "on a GPU" if simulated else f"with CuPy or PyTorch, by pip install {BENCH}"
         return f"{results.CUBLAS} is measured only {where}; name another stage"
-    columns = max(contender.max_columns for contender in plan.contenders)
+    columns = max(contender.max_columns for contender in contenders)
     if not math.isinf(columns):
-        return f"{plan.contenders[0].stage} is for up to {columns} columns of C; pass a shape such as 64,{columns},64"
-    terms = max(contender.max_terms for contender in plan.contenders)
+        return f"{contenders[0].stage} is for up to {columns} columns of C; pass a shape such as 64,{columns},64"
+    terms = max(contender.max_terms for contender in contenders)
     return f"the shapes have more than {terms:,} multiply-adds, too many for the chosen stages; pass smaller shapes"
 
 
@@ -136,6 +141,10 @@ def notices(plan: Plan, stages: Sequence[str]) -> Iterator[str]:
         yield SIMULATOR_NOTICE
     elif results.CUBLAS in stages and all(contender.stage != results.CUBLAS for contender in plan.contenders):
         yield f"neither CuPy nor PyTorch can use the GPU: there is no cuBLAS; CuPy comes with pip install {BENCH}"
+    for stage in dict.fromkeys(contender.stage for contender in plan.contenders):
+        several = [contender for contender in plan.contenders if contender.stage == stage]
+        if not any(contender.takes(shape) for contender in several for shape in plan.shapes):
+            yield f"{stage} is left out: {reason_for_nothing(several, plan.simulated)}"
 
 
 def progress(frame: pd.DataFrame) -> str:

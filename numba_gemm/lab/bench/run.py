@@ -164,7 +164,8 @@ def runs_steadily(plan: Plan, candidate: Candidate) -> bool:
 def candidate_of(plan: Plan, contender: Contender) -> Candidate:
     """Create a candidate, marked as unsupported if the GPU cannot run it."""
     note = ""
-    runs_all = plan.simulated and contender.precision == IEEE  # the simulator runs any stage
+    # The simulator runs any stage of the ladder, and two of the tensor core stages.
+    runs_all = plan.simulated and contender.precision in runnable(plan.cc, contender.stage)
     if contender.stage == results.AUTO and contender.precision not in runnable(plan.cc):
         note = f"{contender.precision} needs compute capability 8.0"
     elif not runs_all and (contender.min_cc > plan.cc or contender.only_cc not in (None, plan.cc)):
