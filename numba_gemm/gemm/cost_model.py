@@ -1,11 +1,11 @@
 """Cost model of the FP32 kernels: clocks that a configuration takes for a product, by how the work is divided.
 
-In clocks of a multiprocessor (SM). A k-tile costs a block that has the SM to itself its latency, and an SM that is
-full its multiply-adds at the configuration's efficiency; between the two, blocks hide each other's waits in part. The
-SM with the most k-tiles decides. Blocks that divide a tile of C pay for it: each writes its part, and the last one,
-or another kernel, reads them all. No product is faster than its bytes.
+In clocks of a multiprocessor (SM). A block that is alone on an SM spends a k-tile's latency on each k-tile; a full SM
+spends its multiply-adds, at the configuration's efficiency; in between, blocks hide part of each other's waits. The SM
+with the most k-tiles decides. Blocks that divide a tile of C pay for it: each writes its part, and the last one, or
+another kernel, reads them all. No product takes less time than its memory traffic.
 
-A new shape waits for these functions, so quotients are rounded up in place: a call of `ceil_div` takes as long as five.
+A new shape waits for these functions, so quotients are rounded up inline: one `ceil_div` takes as long as five of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measured rates of the FP32 configurations, from which `cost_model` computes times; how they were fitted is there."""
+"""Measured rates of the FP32 configurations, from which `cost_model` computes times; that module describes the fit."""
 
 from __future__ import annotations
 

@@ -90,6 +90,7 @@ TILE_END, TILE_END_ONE = 1.5e-6, 0.5e-6
 # that `persistent` takes before its first tile, whose first products nothing hides.
 STEPWISE_END, ROWS_STEPWISE_END = 0.1e-9, 0.25e-9
 STEPWISE_START = 1.0e-6
+SCALED_ADDING = 0.8e-6  # seconds that the launch that adds partial sums takes longer if it removes scales
 SCALED_END = 0.08e-9  # seconds for each element of a tile from which scales are removed
 MEMORY_EFFICIENCY = 0.8  # of device memory's theoretical bandwidth, that the decomposition reaches
 LAUNCH = 2e-6  # seconds that each launch before the last one adds
@@ -202,6 +203,7 @@ def seconds_of(
         c_rows, c_cols = c_cols, c_rows
     own, decomposed, slot_k, rated = _rated(stage, precision, k < LONG_SUM, narrow_a)
     slots, adding = -(-k // slot_k) or 1, STEPWISE_ADDING if own.stepwise else ADDING
+    adding += SCALED_ADDING * own.scaled
     flops_by_area = 2.0 * slots * slot_k * sm_count
     whole_rows = isinstance(stage, TensorStage) and stage.reads_rows
     least = (

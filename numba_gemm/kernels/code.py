@@ -1,4 +1,4 @@
-"""Functions of modules that are imported when they are first called, because those modules import Numba."""
+"""Lazy references to kernel factories: a factory's module, which imports Numba, is imported at its first call."""
 
 from __future__ import annotations
 

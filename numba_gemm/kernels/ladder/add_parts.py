@@ -1,10 +1,11 @@
 """The kernel that adds the parts of tiles that many blocks of stream_k share.
 
 In stream_k itself, one block per tile adds the parts, and waits for a few of them at a time. Here each element of a
-tile has a thread, which waits for several parts of it at a time. It executes hundreds of instructions to find its place
-and theirs, so if there are many elements, four neighbours in a row have one. Sums are the same, in the same order. One
-kernel serves all tiles, whose extents it is told. From compute capability 9.0 on, it may start before stream_k has
-ended, if thread tiles are not the largest (`partitions.adds_early`); then it waits for that end.
+tile has a thread, which waits for several parts of it at a time. Finding the places of the element and of its parts
+takes hundreds of instructions, so if there are many elements, one thread handles four neighbours of a row. Sums are the
+same, in the same order. One kernel serves all tiles; their extents are arguments. From compute capability 9.0 on, it
+may be launched before stream_k has ended, unless thread tiles are the largest (`partitions.adds_early`); it then waits
+for stream_k to end.
 """
 
 from numba import cuda, float32, int64, uint32

@@ -4,8 +4,8 @@ Bottleneck before: a block waits for global memory at the start of every tile, a
 Idea: two buffers for each shared tile. The loads of the next tile are issued into registers before the multiply-adds of
     the current tile. Afterwards they are stored to the buffer that no thread reads, and one barrier ends the tile. A
     prologue fills the first buffer; the last tile is multiplied after the loop. A k-step's products are formed column
-    by column, for which the compiler finds registers with fewer bank conflicts. docs/experiments.md compares it with
-    the same kernel in CUDA C.
+    by column, for which the compiler finds registers with fewer register-bank conflicts. docs/experiments.md compares
+    it with the same kernel in CUDA C.
 Traffic: the same.
 Registers and shared memory: TM*TN accumulators, TM + TN fragments, and BK*(BM + BN)/threads staged floats; 2*BK*(BM +
     BN) floats (16 KB at 128x128x8).

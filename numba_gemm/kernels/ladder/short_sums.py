@@ -1,8 +1,8 @@
 """short_sums: up to 32 terms per sum, at the speed at which C is written.
 
 Bottleneck before: stream_k prepares a pipeline of k-tiles and the division of its work for sums that end with the first
-    k-tile. The time passes before the first load and after the last multiply-add, and 16 terms are multiplied where
-    there are three.
+    k-tile. Most of the time passes before the first load and after the last multiply-add, and up to 16 terms are
+    multiplied where there are three.
 Idea: a block loads its tiles of A and B at once, waits, multiplies as many terms as there are, and stores. Nothing
     overlaps within a block; a multiprocessor has up to eight. A thread has one column of C and 8 or 16 rows, so a
     warp stores 32 neighbours of a row at a time: whole sectors, whatever the alignment of C. For each term, a lane

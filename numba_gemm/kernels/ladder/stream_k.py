@@ -4,9 +4,9 @@ Bottleneck before: operands that are not stored by rows, or not aligned, are loa
     batch take a launch each, and an epilogue a pass over C.
 Idea: basic_stream_k with a tile loader for each of five layouts, which makes transposed operands almost as fast. The
     matrices of a batch are additional tiles. An epilogue is applied to the elements of C as they are stored. Where many
-    blocks share a tile, another kernel adds their parts (`add_parts`): one block would read one after the other. The
-    main loop also multiplies the last k-tile, and switches off its loads by a predicate; that of basic_stream_k
-    multiplies it after the loop. The first k-tile, which alone may reach beyond k, leaves out pairs of k-steps beyond
+    blocks share a tile, another kernel adds their parts (`add_parts`), because one block would read them one after the
+    other. The main loop includes the last k-tile, with its loads switched off by a predicate; basic_stream_k multiplies
+    the last k-tile after the loop. The first k-tile, which alone may reach beyond k, leaves out pairs of k-steps beyond
     it; it also takes the last terms of rows that end within a vector, so that all other k-tiles are copied by whole
     vectors. With few tiles, equal shares are split-K (see `device.partition`).
     In "bf16x6", small tiles have sums that are compensated after every six k-steps, see `device.compensated`; blocks do
@@ -19,7 +19,7 @@ Limits: small products: the launch, the first memory access and the exchange of 
     multiplications, and small tiles read their fragments more often. Odd pitches: rows that are not 16-byte aligned are
     copied 4 bytes at a time, in four times as many copies, which large thread tiles spread over the first k-steps; and
     tiles at the edges lie partly outside C. Compute capabilities 8.0 and 8.6: kernels of 64x128 and 128x128 tiles for a
-    C that is not 16-byte aligned spill 172 to 988 bytes per thread; from 9.0 on, none spills.
+    C that is not 16-byte aligned spill up to 988 bytes per thread; from 9.0 on, none spills.
 """
 
 from numba import cuda, float32, int32, int64, uint32

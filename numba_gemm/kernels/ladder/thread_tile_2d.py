@@ -8,8 +8,8 @@ Traffic: M*N*K*(1/BM + 1/BN) floats from global memory in total; BM*BN*BK*(1/TM 
 Registers and shared memory: TM*TN accumulators and TM + TN fragments; BK*(BM + BN) floats (8 KB at 128x128x8).
 Measured: 24.7 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.48 of cuBLAS SGEMM and 1.56 times thread_tile_1d; 126
     registers per thread, 41.4 % of the FMA pipe, 94.1 % excess shared wavefronts.
-Limits: bank conflicts: adjacent threads read elements of B that are TN floats apart, and elements of A that are TM*BK
-    floats apart. Also, every element of a tile is copied by its own instruction.
+Limits: bank conflicts: adjacent threads read elements of B that are TN floats apart, and the two halves of a warp read
+    elements of A that are TM*BK floats apart. Also, every element of a tile is copied by its own instruction.
 """
 
 from numba import cuda, float32, uint32

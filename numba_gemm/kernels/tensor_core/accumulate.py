@@ -1,20 +1,22 @@
 """Accumulation of a warpgroup's tile of C over its slots, in four ways that differ in accuracy.
 
 Tensor cores truncate what does not fit into a float of their running sum, so a long sum drifts toward zero. The
-products of the first parts, the leading ones, make up almost the whole sum. The products of the other parts, the rests,
-are smaller by a factor of 2^7 or more, and so is what is truncated from them. Hence:
+products of the first parts, the leading ones, make up almost the whole sum. The products of the other parts, the minor
+ones (`rests`), are smaller by a factor of 2^7 or more, and so is what is truncated from them. Hence:
 
 - `running`, for precisions with one product: the whole sum stays in the tensor cores. Rounding to the narrow format
   loses more than the truncation.
 - `folded`: the tensor cores sum the leading products of each slot from zero. That sum is added to the total outside,
-  with rounding. The rests stay in the tensor cores for eight slots.
+  with rounding. The sum of the minor products stays in the tensor cores for eight slots.
 - `compensated`: in addition, two more operations find what each addition to the total rounds off (Dekker, 1971,
-  doi:10.1007/BF01397083), and add it to the sum of the rests. The error then does not grow with k.
+  doi:10.1007/BF01397083), and add it to the sum of the minor products. The error then does not grow with k.
 - `stepwise`: as `compensated`, but the tensor cores sum the leading products of only one instruction, sixteen terms,
-  from zero. This takes longer, and serves short sums. The rests stay in the tensor cores to the end.
+  from zero. This takes longer, and serves short sums. The sum of the minor products stays in the tensor cores to the
+  end.
 
-All but `running` end by adding the rests to the total, and a correction for the average truncation in the slots, as
-measured. The correction is less than half a unit in the last place, so a sum that is exactly a float does not change.
+All but `running` end by adding the minor products to the total, and a correction for the average truncation in the
+slots, as measured. The correction is less than half a unit in the last place, so a sum that is exactly a float does not
+change.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from .precision import TensorPrecision
 from .stage import GROUP_ROWS, ROW_BYTES, WarpgroupConfig
 
 STEPS = 4  # per slot, each with the terms of one instruction
-FOLD = 8  # slots for which the rests stay in the tensor cores
+FOLD = 8  # slots for which the sum of the minor products stays in the tensor cores
 CUT_OFF = 0.875 * 2.0**-25  # relative truncation; must be below 2^-25, or exact sums would change
 
 

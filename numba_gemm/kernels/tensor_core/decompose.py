@@ -6,10 +6,10 @@ the way. Beyond the operand's edges the parts are zero. Each element is read onc
 (`build_row_maxima`) first reads all elements to find the largest of each row, which determines its scale (`scales`).
 With several parts, each row of a slot gets a mark if an element is not ordinary (`special_values`).
 
-An infinity, or an element that rounds to one, has a rest of NaN or infinity. Parts have the exponent range of their
-narrow format, so the last ones lose bits, or vanish, for small elements: below 2^-109 for BF16, or 2^-114 for TF32. For
-F16, these are elements below 2^-16 of the largest in their row, and all elements of a row whose largest is below
-2^-106, which no scale raises to the range above.
+An infinity, or an element that rounds to one, leaves a remainder of NaN or infinity. Parts have the exponent range of
+their narrow format, so the last ones lose bits, or vanish, for small elements: below 2^-109 for BF16, or 2^-114 for
+TF32. For F16, these are elements below 2^-16 of the largest in their row, and all elements of a row whose largest is
+below 2^-106, which no scale raises to the range above.
 """
 
 from __future__ import annotations

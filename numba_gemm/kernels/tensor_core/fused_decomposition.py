@@ -6,10 +6,10 @@ Bottleneck before: two launches. The first writes the parts of both operands to 
 Idea: tiles of A and B are copied to shared memory as they are, by `cp.async`. A lane reads four k of four rows of A,
     and of four columns of B, by 128-bit loads. It decomposes them in registers, which gives its fragments of all parts,
     and the warp multiplies them by `mma.sync`. Which row, column or k an element of a fragment stands for is a choice,
-    and this choice suits the loads. The sums are kept as in `warp_mma`. Of a tile with few columns and rows, several
-    warps share each sum, and each takes other k. With several parts, their totals are added exactly, and their rests
-    last. If a sum of a tile is NaN, or nearly infinite, the block computes the tile again by FP32 multiply-adds, and
-    takes from these the sums that need it.
+    and this choice suits the loads. The sums are kept as in `warp_mma`. In small tiles, several warps share each sum,
+    each for different k. With several parts, the warps' totals are added exactly, then their sums of minor products. If
+    a sum of a tile is NaN, or nearly infinite, the block computes the tile again by FP32 multiply-adds, and replaces
+    only the sums that need it.
 Traffic: a block reads its rows of A and columns of B once, four bytes per element, and writes C. Two warps read, and
     decompose, the same elements of a 64x64 tile.
 Registers and shared memory: three sums of 32 registers each, the parts of 16 terms, and 32 floats to decompose; three
@@ -297,7 +297,7 @@ def build(config, variant):
 
     @device_function
     def staged_sum_and_rests(tiles, at):
-        """Add the warps' sums of an element, then what these additions rounded off, and the warps' rests."""
+        """Add the warps' sums of an element, then what these additions rounded off, and the minor products."""
         total, rest = shared_load1(tiles, at), float32(0)
         for i in range(1, LANES_K):
             total, rest = add_one_exactly(total, rest, shared_load1(tiles, uint32(at + STAGE * i)))

@@ -2,12 +2,12 @@
 
 Blocks that compute tiles of the same rows, or columns, read the same slots. Nothing holds them together: over long sums
 some run ahead by more than the cache holds, and the others read those slots from memory again, which takes time and
-power. Therefore a thread of each block counts its turns, of a few slots each, in a counter that all blocks share. It
-takes part in giving back slots, like a warp that multiplies, and holds one back while its block is too far ahead of the
-average.
+power. Therefore a thread of each block counts its turns, of a few slots each, in a counter that all blocks share. This
+thread also has to release each slot, like a warp that multiplies, and withholds its release while its block is too far
+ahead of the average.
 
-Results do not depend on it. A block that has waited too long, since others have not begun (another kernel may hold
-their multiprocessors), never waits again.
+Results do not depend on the pacing. A block that has waited too long, since others have not begun (another kernel may
+hold their multiprocessors), never waits again.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ Bottleneck before: each block sets up barriers, waits for its first slots, and s
 Idea: as many blocks as the GPU has multiprocessors, each of which computes one tile after another. Tiles are visited in
     groups of rows, so that those computed at the same time share operands in the L2 cache; blocks keep in step, so that
     they do (`pacing`). The next tile's slots are fetched while the current tile is stored. The sum of the leading
-    products is kept apart from that of the rests (`accumulate`), in registers that the producer warpgroup does not
+    products is kept apart from that of the minor ones (`accumulate`), in registers that the producer warpgroup does not
     need. A result of NaN or infinity may be an artefact of the parts, so it is determined from the original operands
     (`special_values`). If there are few tiles, or the last ones do not fill the GPU, several blocks share the sums of
-    each, in the same kernel (`split_k`).
+    each: this kernel computes partial sums, and a second one adds them (`split_k`).
 Traffic: as before, mostly from the L2 cache.
 Registers and shared memory: up to three sums of a warpgroup's tile, 240 registers per thread; as many slots as fit.
 Measured: 136.2 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.79 of cuBLAS SGEMM, in turns and 1.00 times

@@ -2,7 +2,7 @@
 
 Bottleneck before: a separate launch decomposes A. In bf16x6 it reads four bytes and writes six per element, and the
     product reads these six. If B has few columns, this takes longer than all matrix instructions.
-Idea: a warpgroup that fetches copies floats of A to shared memory by `cp.async`, beside the parts of B. The matrix
+Idea: the producer warpgroup copies floats of A to shared memory by `cp.async`, beside the parts of B. The matrix
     instruction takes its rows of A from registers, so a thread that multiplies reads the floats of its own rows there
     and decomposes them. While the products of a slot are under way, it decomposes the rows of the next. The order of
     the products and all sums are those of `persistent`, and so are the bits of the result. Where "auto" computes the

@@ -1,10 +1,10 @@
 """Sums with NaN or infinities among their operands, from the original elements.
 
 The parts of a special element, NaN or an infinity, or of one that rounds to infinity, spoil all sums that it is part
-of: an infinity has a rest of NaN. What such a sum is in float32 depends on few of its terms, however. Elements of at
-most `ORDINARY` have products, and sums of products, far below infinity. So if all other elements of a row and a column
-are that small, the result follows from the infinite terms: NaN if one is NaN or two have opposite signs, otherwise
-their infinity.
+of: an infinity leaves a remainder of NaN. What such a sum is in float32 depends on few of its terms, however. Elements
+of at most `ORDINARY` have products, and sums of products, far below infinity. So if all other elements of a row and a
+column are that small, the result follows from the infinite terms: NaN if one is NaN or two have opposite signs,
+otherwise their infinity.
 
 The decomposition marks the slots of each row of A, and column of B, in which an element is not ordinary. A thread
 searches the marked slots of its rows and columns for these elements, once for all of its sums. Several lanes of a warp

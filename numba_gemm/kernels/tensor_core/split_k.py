@@ -93,6 +93,9 @@ def build(config, variant):
         row, col = down + words[10], across + words[11]
         inside = row < c.shape[0]
 
+        of_row, of_col = float32(0), float32(0)
+        if scaled and inside:  # loaded before the partial sums, so that nothing waits for them
+            of_row, of_col = a[a.shape[0] - 1, row], b[b.shape[0] - 1, col]
         total, rest = float32(0), float32(0)
         values = cuda.local.array(AT_ONCE, float32)
         s = group
@@ -118,7 +121,7 @@ def build(config, variant):
             if not isnan(rest):  # it is NaN where a total is not finite
                 total += rest
             if scaled:
-                total = unscaled(total, a[a.shape[0] - 1, row], b[b.shape[0] - 1, col])
+                total = unscaled(total, of_row, of_col)
             if slot_bits > 0 and not abs(total) < float32(HUGE):
                 found = special_terms(uint64(1), a, b, x, y, row, col, slot_bits, words[9] != 2)
                 total = special_sum(uint64(1), found, x, y, row, col)

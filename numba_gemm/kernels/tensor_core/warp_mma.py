@@ -5,8 +5,8 @@ Idea: the same parts in the same slots, copied by `cp.async`. Each warp loads fr
     columns of B by `ldmatrix` and multiplies them by `mma.sync`. Its sums are kept as in `persistent`.
 Traffic: a block reads 128 bytes per part, row and slot of k from the L2 cache; each of its four warps reads half of
     that from shared memory.
-Registers and shared memory: three sums of 32 registers each, and the fragments of all parts; as many slots as fit, two
-    of three parts in 99 KB.
+Registers and shared memory: three sums of 32 registers each, and the fragments of all parts; as many slots as fit: two
+    with three parts each in 99 KB.
 Limits: in every k-step, the fragments are loaded before they are multiplied. The kernel is neither tuned nor timed on
     any GPU.
 """
