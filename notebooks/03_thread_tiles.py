@@ -361,7 +361,7 @@ table
 # ## What it costs
 #
 # Registers. Nsight Compute, NVIDIA's profiler, reported these numbers of the compiled kernels on an H200: registers per
-# thread, and how many percent of the warps that a multiprocessor has room for were there.
+# thread, and the warps that were there, as a percentage of those that a multiprocessor has room for.
 
 # %%
 counted = notebook.recorded("latest/counters.csv").set_index("stage")
@@ -554,7 +554,8 @@ lines.loc[
 ]
 
 # %% [markdown]
-# Neighbouring threads now read elements of B that are eight floats apart, and elements of A that are eight rows apart.
-# Shared memory takes two to four wavefronts for what could take one. (The compiler reduces the number for B: it reads
-# four neighbours at once.) [Notebook 4](04_vectors_and_banks.ipynb) explains why, and what a better order looks like.
-# Puzzles 9 and 10, `thread_column` and `thread_tile`, ask you for both kernels of this notebook.
+# Neighbouring threads now read elements of B that are eight floats apart, and the two halves of a warp read elements of
+# A that are eight rows apart. Shared memory takes two to four wavefronts for what could take one. (The compiler reduces
+# the number for B: it reads four neighbours at once.) [Notebook 4](04_vectors_and_banks.ipynb) explains why, and what a
+# better order looks like. Puzzles 9 and 10, `thread_column` and `thread_tile`, ask you for both kernels of this
+# notebook.

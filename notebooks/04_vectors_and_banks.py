@@ -204,7 +204,7 @@ with_five.reveal(
 )
 
 # %% [markdown]
-# Not the distance counts, but the banks in which the words are:
+# The distance does not matter; the banks that hold the words do:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 strides = range(1, 33)
@@ -501,8 +501,8 @@ gain.reveal(
 draw.ladder_chart(results)
 
 # %% [markdown]
-# Profiling counters of an H200 agree with the model. They tell for how many percent of the time the multiply-add pipe
-# and the path of shared memory were busy:
+# Profiling counters of an H200 agree with the model. They show the percentage of the time in which the multiply-add
+# pipe and the path of shared memory were busy:
 
 # %%
 counted = notebook.recorded("latest/counters.csv").set_index("stage")

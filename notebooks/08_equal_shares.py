@@ -552,9 +552,9 @@ draw.who_reads_what(narrow, warp=0)
 
 # %% [markdown]
 # Blocks share tiles here as in `stream_k`, with the same line. But these products take a few microseconds, and a
-# counter takes one or two of them: the parts are written, the counter is increased, its value comes back, and then the
-# parts are read. So `thin` has no counters. Memory for parts is zero before the launch, and the block with a tile's
-# last part reads it until all others are there. A part that is +0 is written as -0:
+# counter alone costs one or two microseconds: the parts are written, the counter is increased, its value comes back,
+# and then the parts are read. So `thin` has no counters. Memory for parts is zero before the launch, and the block with
+# a tile's last part reads it until all others are there. A part that is +0 is written as -0:
 
 # %%
 notebook.source("thin", function="add_published")
@@ -575,10 +575,10 @@ targets.loc[targets["group"] == "vector", ["case", "us", "baseline", "ratio"]]
 #
 # ## Beside the ladder: `short_sums`
 #
-# And if there are only a few terms per sum? With K = 3, `stream_k` multiplies 16 terms, of which 13 are zeros, and all
-# that it prepares for the next k-tile is in vain. Most of the work is to write C. The stage `short_sums` loads its
-# tiles at once, waits, multiplies the terms that there are, and stores. Its warps have 32 neighbouring columns, one per
-# lane, so each row is written in whole sectors, wherever in memory it begins.
+# And if there are only a few terms per sum? With K = 3, `stream_k` multiplies up to 16 terms, of which all but three
+# are zeros, and all that it prepares for the next k-tile is in vain. Most of the work is to write C. The stage
+# `short_sums` loads its tiles at once, waits, multiplies the terms that there are, and stores. Its warps have 32
+# neighbouring columns, one per lane, so each row is written in whole sectors, wherever in memory it begins.
 
 # %%
 notebook.source("short_sums", function="store")

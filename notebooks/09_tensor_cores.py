@@ -696,9 +696,10 @@ assert all(row["of its bound"] <= 1 for row in rows)
 table(rows, "precision", largest_error=".1e", of_its_bound=".0%")
 
 # %% [markdown]
-# Infinities, NaN and overflow in the precisions of several parts are as in NumPy: an element of C that is NaN, infinite
-# or nearly so is computed again, by FP32 multiply-adds. No precision is chosen silently: the default is
-# `precision="ieee"`, and all others must be named.
+# Infinities, NaN and overflow in the precisions of several parts are as in NumPy, with
+# [one exception](../docs/precision.md#range): an element of C that is NaN, infinite or nearly so is computed again, by
+# FP32 multiply-adds. No less accurate precision is chosen silently: the default is `precision="ieee"`, and you must
+# name a less accurate one.
 #
 # ## Prediction, model and measurement
 #
@@ -833,8 +834,8 @@ figure
 # depends on your program.
 #
 # (`ieee` and cuBLAS are slower here than in notebook 8 if all precisions are timed in turns: tensor cores bring the
-# card to its power limit, and clocks fall for all. Compare within a table, not across two. `of cuBLAS so` compares with
-# cuBLAS in the same precision, if it has it.)
+# card to its power limit, and clocks fall for all. Compare within a table, not across two. The last column, `of cuBLAS
+# so`, compares with cuBLAS in the same precision, if it has it.)
 #
 # ## The ladder of tensor cores
 #

@@ -518,7 +518,7 @@ claims("strided_copy", here)
 # A warp that copies 32 neighbours needs four sectors, if it begins at a multiple of 32 bytes. From anywhere else it
 # touches five.
 #
-# A copy that begins one float later requests five sectors per warp instead of four. How many percent of the bandwidth
+# A copy that begins one float later requests five sectors per warp instead of four. What percentage of the bandwidth
 # does it lose? (The guide's answer is 20.)
 
 # %%
@@ -545,9 +545,9 @@ claims("misaligned_copy", here)
 
 # %% [markdown]
 # It loses little, and hardly less from offsets of 8, 16 or 24 floats, where four sectors do. The
-# fifth sector is also the neighbouring warp's; who asks second finds it in a cache. So count sectors to learn what
-# warps ask for, and think about who else asks before you call it a cost. What does hurt is blocks of 33 threads,
-# whose second warp copies a single float.
+# fifth sector is also the neighbouring warp's; whichever warp asks second finds it in a cache. So count sectors to
+# learn what warps ask for, and think about who else asks before you call it a cost. What does hurt is blocks of 33
+# threads, whose second warp copies a single float.
 #
 # ## Keeping a region in L2
 #
@@ -701,8 +701,8 @@ claims("product_with_transpose")
 #
 # Both have whole tiles only. `shared_tile` of the ladder fills what lies outside of a matrix with zeros.
 #
-# Matrices of 4095 rows and columns have as many tiles as those of 4096. How many percent longer does a product of the
-# smaller matrices take, in tiles of 32 x 32?
+# Matrices of 4095 rows and columns have as many tiles as those of 4096. By what percentage does a product of the
+# smaller matrices take longer, in tiles of 32 x 32?
 
 # %%
 longer = notebook.predict("4095 over 4096", ..., unit="% longer")

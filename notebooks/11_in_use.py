@@ -254,8 +254,8 @@ if can_run("autograd", "torch"):
 # %% [markdown]
 # ### Streams and CUDA graphs
 #
-# As with CuPy, a product runs on the current stream. Streams order nothing between each other by themselves: who needs
-# the result must wait for the stream that makes it.
+# As with CuPy, a product runs on the current stream. Streams order nothing between each other by themselves: code that
+# needs the result must wait for the stream that computes it.
 
 # %%
 if can_run("streams", "torch"):
@@ -300,7 +300,7 @@ if can_run("graph", "torch"):
 # ## Batches
 #
 # Dimensions before the last two are a batch's, and are broadcast as NumPy does it. From compute capability 8.0 on, a
-# batch of up to three such dimensions is one launch, not many:
+# batch of up to three such dimensions takes one launch in `ieee`, or two, not many:
 
 # %%
 count, rows, columns, terms = (64, 512, 512, 512) if ON_GPU else (3, 12, 8, 16)
@@ -449,9 +449,9 @@ if can_run("calls", "torch"):
 #
 # The choice of `tiled_sgemm` follows from a model of the GPU. `autotune` measures the candidates of the model on yours,
 # for operands like those given, on memory of its own. Its choice is kept on disk and holds from then on;
-# `clear_autotuned()` undoes all such choices. (The first time much of the seconds goes to compiling, and when half of
-# them are spent, no further candidate is begun: so fewer may be measured than were asked for.) Here is an awkward
-# shape:
+# `clear_autotuned()` undoes all such choices. (In the first run, compilation takes much of the time limit, and
+# no further candidate is started after half of the limit: so fewer may be measured than were asked for.) Here is an
+# awkward shape:
 
 # %%
 if can_run("autotune"):
@@ -464,8 +464,8 @@ if can_run("autotune"):
 # ## Precisions
 #
 # All of this was float32 arithmetic. Tensor cores multiply narrower numbers, much faster; `precision=` says how they
-# are to make do with them ([notebook 9](09_tensor_cores.ipynb)). Nothing but `ieee` is ever taken unless you ask.
-# Errors are in units of `abs(A) @ abs(B)`, against float64:
+# are to make do with them ([notebook 9](09_tensor_cores.ipynb)). Nothing less accurate than `ieee` is used unless you
+# ask for it. Errors are in units of `abs(A) @ abs(B)`, against float64:
 
 # %%
 lines = []
@@ -501,12 +501,12 @@ pd.DataFrame(lines).set_index("precision")
 # ## Larger than the GPU
 #
 # `streamed_sgemm` takes NumPy arrays and memory maps in host memory, of any size. Blocks of C stay on the GPU while
-# panels of A and B pass by, and copies go on beside the products. On a GPU it is told here to make do with less memory
-# than the three matrices take.
+# panels of A and B pass by, and copies go on beside the products. On a GPU, this cell limits it to less memory than
+# the three matrices take.
 #
 # What it predicts is the copies and the products. A call also allocates memory on the device, and page-locked buffers,
-# through which arrays in pageable memory pass (notebook 10). These matrices are small for it, and that presumably takes
-# longer than all that is predicted. [Benchmarks](../docs/benchmarks.md#matrices-larger-than-the-gpu) compares
+# through which arrays in pageable memory pass (notebook 10). These matrices are small for it, so allocation presumably
+# takes longer than the whole predicted time. [Benchmarks](../docs/benchmarks.md#matrices-larger-than-the-gpu) compares
 # prediction and time of larger ones.
 
 # %%
@@ -534,7 +534,7 @@ del big_a, big_b, big_c
 # ## Reading a benchmark
 #
 # `python bench.py` verifies and times all stages beside cuBLAS, and leaves a table, `results.csv`, and beside it
-# `environment.json`, which says of what machine, versions and clocks it tells. The one of an H200 comes with the
+# `environment.json`, which records the machine, versions and clocks. The one of an H200 comes with the
 # project:
 
 # %%
@@ -614,7 +614,7 @@ table[["double_buffered", "stream_k", "auto"]].round(3)
 
 # %% [markdown]
 # **Is a difference significant?** Each time is the median of many rounds, and the middle eight tenths of them are
-# between `p10_us` and `p90_us`. Two contenders differ if these spans do not overlap. At how many percent of the shapes
+# between `p10_us` and `p90_us`. Two contenders differ if these spans do not overlap. At what percentage of the shapes
 # is `tiled_sgemm` faster than cuBLAS by this criterion?
 
 # %%

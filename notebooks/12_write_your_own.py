@@ -443,5 +443,6 @@ chart
 # - Put the tile of A into shared memory, as `shared_tile` does. Which barriers does it need? `races` tells.
 #
 # A stage that teaches something belongs in the repository. "Add a stage" in its `CONTRIBUTING.md` says what that takes:
-# a file in `numba_gemm/kernels/ladder`, whose docstring says which bottleneck it removes and what limits it then, and a
-# line in `STAGES`. Tests, benchmark and inspector follow from the record, as they did here.
+# a file in `numba_gemm/kernels/ladder`, whose docstring says which bottleneck it removes and what limits it then, a
+# record in `RECORDS`, and a name in `LadderStageName`. Tests, benchmark and inspector follow from the
+# record, as they did here.

@@ -39,8 +39,19 @@ class Replicate:
 
 
 def test_placements_are_read():
-    given = [Shard(0), Shard(-2), Shard(1), Shard(-1), Replicate(), "Shard(1)", Shard(2), _StridedShard(0), "Partial"]
-    assert [placement(one) for one in given] == [ROWS, ROWS, COLS, COLS, WHOLE, COLS, OTHER, OTHER, OTHER]
+    given = [
+        Shard(0),
+        Shard(-2),
+        Shard(1),
+        Shard(-1),
+        Replicate(),
+        "Shard(1)",
+        "Replicate()",
+        Shard(2),
+        _StridedShard(0),
+        "Partial",
+    ]
+    assert [placement(one) for one in given] == [ROWS, ROWS, COLS, COLS, WHOLE, COLS, WHOLE, OTHER, OTHER, OTHER]
 
 
 @pytest.mark.parametrize(("extent", "count"), [(8, 4), (9, 4), (5, 4), (3, 4), (0, 2)])
@@ -193,6 +204,12 @@ WRONG = {
     "no speed": ({"mesh": 2, "flops": 0.0}, "expected positive numbers"),
     "panel": ({"mesh": 2, "panel": 0}, "panel is 0; expected 1 or more"),
     "hosts": ({"mesh": 2, "hosts": 0}, "hosts is 0; expected a positive number"),
+    "more hosts than ranks": ({"mesh": 2, "hosts": 3}, "hosts is 3; expected a positive number, at most 2"),
+    "misspelt": ({"mesh": 2, "a": "shard(0)"}, "a is 'shard(0)'; expected Shard(0), Shard(1) or Replicate"),
+    "axis": ({"mesh": 2, "b": "Shard(2)"}, "b is 'Shard(2)'; expected Shard(0), Shard(1) or Replicate"),
+    "no placement": ({"mesh": 2, "out": 3}, "out is 3; expected Shard(0), Shard(1) or Replicate"),
+    "without an axis": ({"mesh": 2, "a": "Shard"}, "a is 'Shard'; expected Shard(0)"),
+    "text": ({"mesh": 2, "bandwidth": "x"}, "bandwidth is 'x' and flops None; expected positive numbers"),
     "precision": ({"mesh": 2, "precision": "fp64"}, "precision is 'fp64'"),
 }
 

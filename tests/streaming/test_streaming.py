@@ -701,6 +701,7 @@ def test_progress_is_told_of_every_part(tiny, by_numpy, capsys, layout):
         (([[1.0]], integers(1, 1)), {}, TypeError, "a is of type list; expected a NumPy array"),
         ((integers(2, 3, 4), integers(4, 2)), {}, ValueError, "a has 3 dimensions"),
         ((integers(2, 3), integers(4, 2)), {}, ValueError, "3 columns of a against 4 rows"),
+        ((integers(2, 3), integers(4, 2)), {}, ValueError, r"expected shapes \(M, K\) and \(K, N\); pass"),
         ((integers(2, 3).astype(float), integers(3, 2)), {}, TypeError, "a has dtype float64"),
         ((integers(2, 3), integers(3, 2)), {"memory_limit": 1.5}, TypeError, "memory_limit is of type float"),
         ((integers(2, 3), integers(3, 2)), {"memory_limit": True}, TypeError, "memory_limit is of type bool"),
