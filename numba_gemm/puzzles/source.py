@@ -19,6 +19,7 @@ __all__ = ["first_store", "syntax_tree", "unsuitable"]
 ARRAY_METHODS = {"T", "dot", "max", "mean", "min", "sum", "transpose"}
 NUMBERS = re.compile(r"(u?int|float)\d+")
 EXTENTS = {"dtype", "itemsize", "ndim", "shape", "size", "strides"}  # attributes of an array that access no element
+NUMBERS = re.compile(r"(\w+\.)?(bool|float|int|uint)(8|16|32|64|_)")  # types of Numba and NumPy
 COLLECTIONS = (ast.Dict, ast.DictComp, ast.GeneratorExp, ast.List, ast.ListComp, ast.Set, ast.SetComp)
 
 
@@ -150,9 +151,13 @@ def _without_float32(node: ast.AST) -> list[ast.AST]:
 def _no_element(kernel: Any, tree: ast.Module, dimensions: Mapping[str, int]) -> Finding | None:
     """Return a finding if an array is used as a whole, or with fewer indices than it has dimensions."""
     function = patches.python_function(kernel)
-    found = inspect.getclosurevars(function)
-    arrays = _arrays(tree, dimensions, {**found.globals, **found.nonlocals})
-    tuples = {name for name, value in _assigned(tree) if isinstance(value, ast.Tuple)}
+    try:
+        found = inspect.getclosurevars(function)
+        constants = {**found.globals, **found.nonlocals}
+    except ValueError:  # a name of the closure that has no value yet
+        constants = dict(function.__globals__)
+    arrays = _arrays(tree, dimensions, constants)
+    tuples = {name for name, value in _assigned(tree) if _may_be_indices(value)}
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Name) or node.id not in arrays or not isinstance(node.ctx, ast.Load):
@@ -160,14 +165,19 @@ def _no_element(kernel: Any, tree: ast.Module, dimensions: Mapping[str, int]) ->
         used, ndim = parents[node], arrays[node.id]
         if isinstance(used, ast.Subscript) and used.value is node:
             indices = used.slice.elts if isinstance(used.slice, ast.Tuple) else [used.slice]
-            unknown = len(indices) == 1 and isinstance(indices[0], ast.Name) and indices[0].id in tuples
-            if unknown or len(indices) >= ndim:
+            index = indices[0]
+            unknown = _may_be_indices(index) or (isinstance(index, ast.Name) and index.id in tuples)
+            if len(indices) >= ndim or (unknown and len(indices) == 1) or _is_call_of(parents[used], "len"):
                 continue
         elif isinstance(used, ast.Attribute):
             if used.attr in EXTENTS:
                 continue
-        elif isinstance(used, ast.Assign) or (isinstance(used, ast.Tuple) and isinstance(parents[used], ast.Assign)):
+        elif isinstance(used, ast.Assign) or (
+            isinstance(used, (ast.IfExp, ast.Tuple)) and isinstance(parents[used], ast.Assign)
+        ):
             continue  # another name, whose uses count too
+        elif isinstance(used, ast.Compare) and all(isinstance(one, (ast.Is, ast.IsNot)) for one in used.ops):
+            continue
         elif isinstance(used, (ast.Call, ast.keyword)):
             called = parents[used] if isinstance(used, ast.keyword) else used
             name = ast.unparse(called.func) if isinstance(called, ast.Call) else ""
@@ -182,9 +192,27 @@ def _no_element(kernel: Any, tree: ast.Module, dimensions: Mapping[str, int]) ->
     return None
 
 
+def _is_call_of(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == name
+
+
+def _may_be_indices(node: ast.expr) -> bool:
+    """Return True for an expression that may be a tuple of indices: a tuple, or what an unknown function returns."""
+    if isinstance(node, ast.IfExp):
+        return _may_be_indices(node.body) or _may_be_indices(node.orelse)
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func)
+        if name == "cuda.grid":
+            return bool(node.args) and ast.unparse(node.args[0]) != "1"
+        return not hasattr(builtins, name) and not NUMBERS.fullmatch(name)
+    return isinstance(node, (ast.Tuple, ast.Starred))
+
+
 def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     """Yield each name that is assigned to, and the value."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and not _is_call_of(node.iter, "range"):
+            yield node.target.id, ast.Tuple([], ast.Load())  # each element, which may be a tuple
         if not isinstance(node, ast.Assign):
             continue
         for target in node.targets:
@@ -200,7 +228,9 @@ def _arrays(tree: ast.Module, dimensions: Mapping[str, int], constants: Mapping[
     found = {name: {ndim} for name, ndim in dimensions.items()}
     for name, value in _assigned(tree):
         ndims = {0}  # unknown
-        if isinstance(value, ast.Name):
+        if isinstance(value, ast.IfExp):
+            ndims = set().union(*(found.get(ast.unparse(one), {0}) for one in (value.body, value.orelse)))
+        elif isinstance(value, ast.Name):
             ndims = found.get(value.id, ndims)
         elif isinstance(value, ast.Call) and ast.unparse(value.func).endswith(("shared.array", "local.array")):
             shape = next(iter([*value.args[:1], *(key.value for key in value.keywords if key.arg == "shape")]), None)

@@ -120,11 +120,11 @@ def look_up(name: str | None) -> Cubin | None:
         except Exception as error:  # whatever a parser says of contents that may be anything
             if advice != NAMED and isinstance(error, FileNotFoundError | NotADirectoryError):
                 continue
-            kernel_files.warn(path, f"the bundle of kernels {path} cannot be read", error, advice)
+            kernel_files.warn(path, f"the bundle of kernels {path} cannot be read", error, advice, FROM_OTHERS)
     return None
 
 
-NAMED = "Correct or unset NUMBA_GEMM_BUNDLE"
+NAMED, FROM_OTHERS = "Correct or unset NUMBA_GEMM_BUNDLE", "taken from other bundles, or compiled,"
 
 
 def _places() -> Iterator[tuple[Path, str]]:

@@ -54,7 +54,7 @@ def fingerprint(function: Any) -> Part:
 
 
 def is_named_tuple(value: Any) -> bool:
-    return isinstance(value, tuple) and isinstance(getattr(value, "_fields", None), tuple)
+    return isinstance(value, tuple) and isinstance(getattr(value, "_fields", None), tuple) and hasattr(value, "_make")
 
 
 def _value(value: Any, names: frozenset[str], within: tuple[tuple[Any, frozenset[str]], ...]) -> Part:
@@ -91,9 +91,9 @@ def _value(value: Any, names: frozenset[str], within: tuple[tuple[Any, frozenset
     if isinstance(value, EnumMeta):
         members: dict[str, Any] = dict(value.__members__)
         found = tuple((name, _value(one.value, names, within)) for name, one in members.items())
-        return "enumeration", value.__qualname__, found
+        return "enumeration", tuple(f"{one.__module__}.{one.__qualname__}" for one in value.__mro__), found
     if isinstance(value, Enum):
-        return "member", _value(type(value), names, within), value.name
+        return "member", _value(type(value), names, within), value.name, _value(value.value, names, within)
     if isinstance(value, FunctionType):
         return _function(value, (*within, (value, names)))
     if (options := options_of(value)) is not None:

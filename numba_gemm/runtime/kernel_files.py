@@ -59,19 +59,21 @@ FILE_NAME = re.compile(r"[0-9a-f]{64}\.kernel|\.[0-9a-f]{16}\.tmp")
 ANOTHER_DIRECTORY = 'Set NUMBA_GEMM_CACHE_DIR to a directory that only you can write to, or to "off"'
 
 
-def warn(path: Path, problem: str, error: Exception, advice: str = ANOTHER_DIRECTORY) -> None:
-    """Warn, once about each path, that kernels are compiled instead."""
+def warn(
+    path: Path, problem: str, error: Exception, advice: str = ANOTHER_DIRECTORY, instead: str = "compiled"
+) -> None:
+    """Warn, once about each path, that kernels are compiled, or found elsewhere, instead."""
     advice = f". {advice}"
     if isinstance(error, Refused):  # it says what to do
         path, advice = error.path, ""
-    warn_once(path, f"{problem} ({error}); kernels are compiled instead, and this is said once{advice}")
+    warn_once(path, f"{problem} ({error}); kernels are {instead} instead, and this is said once{advice}")
 
 
 def unusable(place: Path, error: OSError) -> RuntimeError:
     """Return the error for a directory that cannot be opened, or that others can change."""
+    advice = "" if isinstance(error, Refused) else "; set NUMBA_GEMM_CACHE_DIR to one"
     return RuntimeError(
-        f"kernels cannot be kept in {place} ({error}); expected a directory that only you can write to; set "
-        "NUMBA_GEMM_CACHE_DIR to one"
+        f"kernels cannot be kept in {place} ({error}); expected a directory that only you can write to{advice}"
     )
 
 

@@ -173,10 +173,30 @@ def addmm(
         out.copy_(input)
         call(out, a, b, alpha, beta, precision)
         return out
-    if input.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():
-        input = input.clone()  # it may overlap `out`
+    if _place(input) == _place(out):
+        call(out, a, b, alpha, beta, precision)
+        return out
+    if _may_overlap(input, out):
+        input = input.clone()
     call(out, a, b, alpha, 0.0, precision)  # first, so that operands that are refused leave `out` as it is
     return out.add_(input, alpha=beta)
+
+
+def _place(x: Tensor) -> tuple[Any, ...]:
+    """Return where the elements of a tensor lie; equal for two views of the same elements."""
+    return x.device, x.data_ptr(), x.shape, x.stride()
+
+
+def _may_overlap(x: Tensor, y: Tensor) -> bool:
+    """Return False if no element of one tensor can lie between elements of the other."""
+
+    def ends(one: Tensor) -> tuple[int, int]:
+        start = one.data_ptr()  # strides of tensors are not negative
+        steps = sum((extent - 1) * step for extent, step in zip(one.shape, one.stride()))
+        return start, start + one.element_size() * (steps + 1)
+
+    (x_start, x_end), (y_start, y_end) = ends(x), ends(y)
+    return x.device == y.device and x.numel() > 0 and y.numel() > 0 and x_start < y_end and y_start < x_end
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: PrecisionName = IEEE) -> Tensor:

@@ -757,7 +757,7 @@ def test_scratch_memory(memory, monkeypatch, elements):
 @pytest.mark.parametrize("precision", ["tf32", "bf16x6", "bf16x9", "fp16x3"])
 def test_precisions(memory, place, monkeypatch, precision):
     """The choice is measured, kept and followed for this precision only."""
-    m, n, k = 128, 256, 512
+    m, n, k = 256, 512, 512
     a, b = np.zeros((m, k), np.float32), np.zeros((k, n), np.float32)
     done = []
 

@@ -25,7 +25,8 @@ from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS
 from numba_gemm.kernels.tensor_core.stage import TensorStage
 from numba_gemm.models.accuracy import tensor_bound
 
-H100 = dataclasses.replace(model_of((9, 0)), memory_bandwidth=3.35e12)
+H200 = model_of((9, 0))
+H100 = dataclasses.replace(H200, memory_bandwidth=3.35e12)
 extents = st.one_of(st.integers(1, 40), st.integers(1, 300), st.integers(1, 20_000))
 problems = st.builds(
     lambda **given: Problem(**given, precision="bf16x6", memory_bandwidth=3.35e12),
@@ -202,6 +203,22 @@ def test_tiles_whose_floats_are_written_one_by_one_are_no_first_choice(shape, la
     found = [one for one in ranked(problem(product_of(*shape, layout, odd), H100, precision)) if one.partition is None]
     tiles = [(one.config.BM, one.config.BN) for one in found if isinstance(one.stage, TensorStage)]
     assert tiles.index(faster[:2]) < tiles.index(slower[:2])
+
+
+# Microseconds of `persistent` in fp16x3, in whole tiles, as measured on an H200.
+@pytest.mark.parametrize(
+    ("shape", "layout", "tile", "measured"),
+    [
+        ((7354, 872, 162), "NN", (128, 128), 37.4),
+        ((2525, 3219, 20), "TN", (128, 128), 30.8),
+        ((7354, 872, 162), "NN", (64, 128), 43.8),
+    ],
+)
+def test_time_in_which_scales_are_removed(shape, layout, tile, measured):
+    wanted = problem(product_of(*shape, layout), H200, "fp16x3")
+    found = [one for one in ranked(wanted) if one.stage.name == "persistent" and one.partition is None]
+    first = next(one for one in found if (one.config.BM, one.config.BN) == tile)
+    assert 0.95 <= first.clocks / H200.clock_hz * 1e6 / measured <= 1.06
 
 
 def test_adding_takes_longer_with_scales():

@@ -133,6 +133,22 @@ def test_rows_are_refused(name, edits, shown, tmp_path):
     [
         ("element", [("        c[", "        at = (row, col)\n        c["), ("a[row, col]", "a[at]")]),
         ("element", [("m, n = c.shape", "m, n = len(c), a.shape[1]")]),
+        ("element", [("m, n = c.shape", "m, n = len(c), len(c[0])")]),
+        (
+            "element",
+            [("        c[", "        at = (row, col) if row < m else (0, 0)\n        c["), ("a[row, col]", "a[at]")],
+        ),
+        (
+            "element",
+            [
+                ("@cuda.jit", "@cuda.jit(device=True)\ndef place(i, j):\n    return i, j\n\n\n@cuda.jit"),
+                ("a[row, col]", "a[place(row, col)]"),
+            ],
+        ),
+        (
+            "element",
+            [("    m, n = c.shape", "    m, n = c.shape\n    x = a if n > 0 else c"), ("a[row, col]", "x[row, col]")],
+        ),
         ("element", [("    m, n = c.shape", "    m, n = c.shape\n    x = a"), ("a[row, col]", "x[row, col]")]),
         ("transpose", [("(T, T)", "SHAPE"), ("T = 8", "SHAPE = (8, 8)\nT = 8")]),
         ("transpose", [("array((T, T), float32)", "array(shape=(T, T), dtype=float32)")]),

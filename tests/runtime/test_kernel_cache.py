@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import functools
 import itertools
 import json
@@ -507,6 +508,21 @@ def test_functions_that_find_other_attributes_of_the_same_module():
     assert None not in found
     assert (copy(0.0, 0, 0), copy(5.0, 0, 0)) == (1.0, 2.0)
     assert (both(0.0, 0, 0), both(5.0, 0, 0)) == (1.5, 1.5)
+
+
+def test_enumerations_count_by_kind_and_value():
+    """Members of a Flag may have no name, and those of an Enum are not equal to numbers."""
+    flags = (
+        enum.IntFlag("Kind", "one two", boundary=enum.KEEP)
+        if hasattr(enum, "KEEP")
+        else enum.IntFlag("Kind", "one two")
+    )
+    kinds = [flags, enum.IntEnum("Kind", {"one": 1, "two": 2}), enum.Enum("Kind", {"one": 1, "two": 2})]
+    members = [flags(0), flags(16), flags(32), *(kind.one for kind in kinds), kinds[1].two]
+    keys = [variant_key(scaled(one)) for one in (*kinds, *members)]
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+    assert variant_key(scaled(enum.IntEnum("Kind", {"one": 1, "two": 2}))) == keys[1]
 
 
 class Scale:
