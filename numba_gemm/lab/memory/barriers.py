@@ -285,7 +285,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
         "in uneven rounds syncthreads makes all wait for the slowest: more than twice the time": (
             uneven_block > 2 * uneven_warp
         ),
-        "that is the time of even rounds, to a tenth": abs(uneven_block / even_block - 1) < 0.1,
+        "that is the time of even rounds, within a tenth": abs(uneven_block / even_block - 1) < 0.1,
         "all rounds take what their sums predict, to a fifth": abs(rounds - 1) < 0.2,
         "for the tile of A, syncthreads is slower, by less than a quarter": (
             1.03 * tile_warp < tile_block < 1.25 * tile_warp

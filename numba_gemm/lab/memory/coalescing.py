@@ -94,7 +94,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     return {
         "a permuted warp asks for the same four sectors as one in order": at["sectors"][full] == 4,
         "and takes the same time, to 5 %": (slower[full] - 1).abs() < 0.05,
-        "lanes that are idle in every sector save no time, to a tenth": slower[idle & ~some] > 0.9,
+        "lanes that are idle in every sector save no time, within a tenth": slower[idle & ~some] > 0.9,
         "sectors without an active lane save time, but less than a quarter of it": (slower[some] > 0.75)
         & (slower[some] < 0.95),
     }

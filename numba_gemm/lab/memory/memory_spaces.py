@@ -398,7 +398,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     direct = predicted.keys() - {("global", "L2"), ("constant", MANY)}
     farther = [wait["texture", level] > wait["global", level] for level in ("L1", "L2")]
     return {
-        "from registers by shared memory and L2 to device memory, each waits longer": (
+        "latency grows from registers to shared memory, L2 and device memory: each waits longer": (
             np.diff([*(wait[name] for name in outwards[:3]), far[0]]) > 0
         ),
         "and each gives fewer bytes a second": np.diff([rate[name] for name in outwards]) < 0,
@@ -414,7 +414,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
             rate[name] > 0.85 * predicted[name] for name in direct
         ),
         "L2 does not give three quarters": rate["global", "L2"] < 0.75 * predicted["global", "L2"],
-        "32 addresses of constants give a 32nd of the bytes of one, to a tenth": (
+        "32 addresses of constants give a 32nd of the bytes of one, within a tenth": (
             abs(rate["constant", MANY] / predicted["constant", MANY] - 1) < 0.1
         ),
     }

@@ -165,7 +165,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
         "a copy of page-locked memory takes the same time wherever its thread runs, to 5 %": (
             over["max"] < 1.05 * over["min"]
         ),
-        "and on whichever node the memory is, to a third": nodes["max"] < 4 / 3 * nodes["min"],
+        "and on whichever node the memory is, within a third": nodes["max"] < 4 / 3 * nodes["min"],
         "the host copies memory of its own node faster than memory of another": (other["gb_s"] < own["gb_s"].min()),
     }
 

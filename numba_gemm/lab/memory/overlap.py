@@ -329,14 +329,14 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
         "staging is faster than the sequence by a tenth and more, whichever takes longer": (
             by_streams.min(axis=1) < 0.9 * by_streams[1]
         ),
-        "on any number of streams it takes what is predicted, to a tenth": staged["off"].abs() < 0.1,
-        "so do numbers that streams do not divide, of which the guide's listing would leave some out": (
+        "on any number of streams it takes what is predicted, within a tenth": staged["off"].abs() < 0.1,
+        "so do counts of elements that streams do not divide, of which the guide's listing would leave some out": (
             (remainder["off"].abs() < 0.1) & (remainder["left_out"] > 0)
         ),
         "in the timeline, all is done a tenth sooner than copies and kernels would be after one another": (
             line["end_ms"] < 0.9 * (line["transfer_ms"] + line["kernel_ms"])
         ),
-        "its copies begin when predicted, to a fiftieth of the whole, and its kernels to a tenth": (
+        "its copies begin when predicted, within a fiftieth of the whole, and its kernels within a tenth": (
             late < np.where(line["what"] == "copy", 0.02, 0.1)
         ),
         "asynchronous calls return before a tenth of what they enqueue is done": meanwhile["returned_ms"] < busy / 10,

@@ -68,7 +68,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     us = frame[frame["whole"]].pivot(index="extent", columns="tile", values="us")
     return {
         "with one row and column less, a product takes no more than a quarter longer": off[partial] < 1.25,
-        "so does a large one, to a tenth": off[partial & large] < 1.1,
+        "a large one takes no more than a tenth longer": off[partial & large] < 1.1,
         "and none takes less than nine tenths of the time": off[partial] > 0.9,
         "tiles of 32 x 32 are faster than tiles of 16 x 16": us[32] < us[16],
     }

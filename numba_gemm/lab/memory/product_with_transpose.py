@@ -75,7 +75,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
         "a warp takes 1057, 100 and 69 passes": list(passes[list(KERNELS)]) == [1057, 100, 69],
         "coalesced reads are more than five times as fast as strided ones": gb_s["coalesced"] > 5 * gb_s["strided"],
         "without bank conflicts the same is faster by more than a tenth": gb_s["padded"] > 1.1 * gb_s["coalesced"],
-        "no kernel is faster than its passes allow, to a tenth": gb_s < 1.1 * allowed,
+        "no kernel is faster than its passes allow, within a tenth": gb_s < 1.1 * allowed,
         "every kernel reaches more than half of what its passes allow": gb_s > allowed / 2,
     }
 

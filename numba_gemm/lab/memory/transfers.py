@@ -351,7 +351,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     return {
         "a large copy of page-locked memory reaches three quarters of the link's theoretical bandwidth, and no more "
         "than all of it": (large[PINNED] / link).between(0.75, 1),
-        "of 4 MB and more, it takes what latency and link predict, to a third": (
+        "of 4 MB and more, it takes what latency and link predict, within a third": (
             (long["us"] / long["predicted_us"]).between(3 / 4, 4 / 3, inclusive="neither")
         ),
         "one of 64 KB takes no more than half as long again as the smallest": (us < 1.5 * us.iloc[0]).loc[:65536],
@@ -376,7 +376,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
         "one by one from page-locked memory, small copies overlap: none takes three quarters of a latency": (
             separate["us"] < 0.75 * separate["predicted_us"]
         ),
-        "of 64 KB, they are copied sooner so than packed": (one_by_one[PINNED] < packed)[packed.index >= 64 << 10],
+        "copies of 64 KB are faster one by one than packed": (one_by_one[PINNED] < packed)[packed.index >= 64 << 10],
         "the smaller the pieces, the more packing gains": gain.iloc[0] > gain.iloc[-1],
         "round trips take a chain at least half as many times as long as it has steps": (
             chain["round trips"].iloc[-1] >= chain.index[-1] / 2 * chain["kept on the device"].iloc[-1]

@@ -251,7 +251,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
         "memory that was allocated page-locked has one pointer for host and device": (
             rows[name]["equal"] for name in ("pinned", "mapped")
         ),
-        "of registered memory, the device's attribute tells whether it has": (
+        "a device attribute tells whether registered memory has one, too": (
             row["equal"] == row["predicted_equal"] for row in compared
         ),
     }
