@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.clear:
         print(f"{kernel_files.clear_cache()} kernels deleted from {place}")
         return 0
-    found = kernel_files.entries()
+    limit, found = kernel_files.size_limit(), kernel_files.entries()
     if found:
         print(f"{'kernel':72} {'cc':>5} {'compiled in':>11} {'size':>9} {'used':10} made with")
     for one in found:
@@ -44,5 +44,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{brought} kernels more in the bundle that was imported, {place / kernel_files.IMPORTED}")
     total = sum(one.size for one in found)
     count = f"{len(found)} kernel{'' if len(found) == 1 else 's'}"
-    print(f"{count}, {total / 1e6:.1f} MB of at most {kernel_files.size_limit() / 1e6:.0f} MB, in {place}")
+    print(f"{count}, {total / 1e6:.1f} MB of at most {limit / 1e6:.0f} MB, in {place}")
     return 0
