@@ -165,9 +165,9 @@ def _no_element(kernel: Any, tree: ast.Module, dimensions: Mapping[str, int]) ->
         used, ndim = parents[node], arrays[node.id]
         if isinstance(used, ast.Subscript) and used.value is node:
             indices = used.slice.elts if isinstance(used.slice, ast.Tuple) else [used.slice]
-            index = indices[0]
-            unknown = _may_be_indices(index) or (isinstance(index, ast.Name) and index.id in tuples)
-            if len(indices) >= ndim or (unknown and len(indices) == 1) or _is_call_of(parents[used], "len"):
+            index = indices[0] if len(indices) == 1 else None
+            unknown = index and (_may_be_indices(index) or (isinstance(index, ast.Name) and index.id in tuples))
+            if len(indices) >= ndim or unknown or _is_call_of(parents[used], "len"):
                 continue
         elif isinstance(used, ast.Attribute):
             if used.attr in EXTENTS:

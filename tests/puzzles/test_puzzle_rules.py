@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from numba import cuda
 
 from numba_gemm.puzzles import PUZZLES, check, puzzle
 from numba_gemm.puzzles.checker import Verdict
@@ -110,6 +111,8 @@ def test_swapped_axes_of_the_grid_are_found(name, tmp_path):
             "c has 2 dimensions, and `c[row]`",
         ),
         ("element", [("a[row, col]", "a[row][col]")], "a has 2 dimensions, and `a[row]`"),
+        ("element", [("a[row, col]", "a[()]")], "a has 2 dimensions, and `a[()]`"),
+        ("element", [("a[row, col]", "a[(row,)]")], "a has 2 dimensions, and `a[row,]`"),
         ("element", [("    m, n = c.shape", "    m, n = c.shape\n    x = a"), ("a[row, col]", "x[row]")], "`x[row]`"),
         ("element", [("a[row, col]", "a")], "`float32(2) * a`"),
         ("element", [("a[row, col]", "a.flat[row * n + col]")], "`a.flat`"),
@@ -156,6 +159,18 @@ def test_rows_are_refused(name, edits, shown, tmp_path):
 )
 def test_single_elements_are_accepted(name, edits, tmp_path):
     assert checked(name, tmp_path, *edits).solved
+
+
+def test_name_of_a_closure_without_a_value_is_no_error():
+    @cuda.jit
+    def element(a, c):
+        c[0, 0] = a[0] * later
+
+    finding = unsuitable(element, ("a", "c"), ("a", "c"), {"a": 2, "c": 2})
+    later = 1
+    assert finding is not None
+    assert "`a[0]` is not one of its elements" in finding.text
+    assert later
 
 
 @every_puzzle

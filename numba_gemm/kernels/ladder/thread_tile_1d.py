@@ -10,8 +10,8 @@ Registers and shared memory: TM accumulators; BK*(BM + BN) floats (4 KB at 64x64
 Measured: 15.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.31 of cuBLAS SGEMM and 1.85 times shared_tile; 48
     registers per thread, 27.7 % of the FMA pipe, 0.0 % excess shared wavefronts.
 Limits: still shared memory, though not alone: one float of A per multiply-add. The compiler reads four along K at once,
-    in two wavefronts, so a multiply-add of a warp takes 0.625 wavefronts, and the path to shared memory is 62 % busy.
-    There are two barriers per 64 multiply-adds of a thread.
+    in two wavefronts, so a multiply-add of a warp takes 0.625 wavefronts. There are two barriers per 64 multiply-adds
+    of a thread.
 """
 
 from numba import cuda, float32, uint32

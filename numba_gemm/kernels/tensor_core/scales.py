@@ -1,9 +1,10 @@
 """Scales of the rows of A and columns of B, for parts in F16.
 
-A row is multiplied by a power of two, such that its largest element is between 2^14 and 2^15, and sums are divided by
-the scales of their row and column. The reciprocal of a scale is kept as two powers of two, of about half the logarithm
-each, packed into one word as BF16: the product of the first ones of row and column, and that of the second ones, are
-floats, and a sum multiplied by both overflows, or loses bits below the range of floats, only if the result does.
+A row is multiplied by a power of two, its scale, such that its largest element is between 2^14 and 2^15; no scale is
+above 2^120. Sums are divided by the scales of their row and column. To this end, the reciprocal of a scale is kept as
+two powers of two, of about half its logarithm each, in one word of two BF16. A sum is multiplied by the product of the
+first powers of row and column, then by that of the second ones. Both products are floats, and the sum overflows, or
+loses bits below the range of floats, only if the result does.
 """
 
 from __future__ import annotations
