@@ -54,10 +54,16 @@ else:
 
     @intrinsic
     def descriptor(typingctx, address):
-        """Descriptor of 128-byte rows at a multiple of 1024 bytes of shared memory, or of k-steps into them."""
+        """Descriptor of 128-byte rows at a multiple of 1024 bytes of shared memory, or of k-steps into them.
+
+        The address is that of the warp's first lane: so the compiler knows that it is the same in all lanes, as it must
+        be, and adds steps to it in registers of the warp, from which alone an instruction takes a descriptor.
+        """
+        code = "shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff;"
 
         def codegen(context, builder, signature, args):
-            place = builder.and_(builder.lshr(args[0], ir.Constant(WORD, 4)), ir.Constant(WORD, 0x3FFF))
+            first = together(inline(builder, WORD, args, code, "=r,r"))
+            place = builder.and_(builder.lshr(first, ir.Constant(WORD, 4)), ir.Constant(WORD, 0x3FFF))
             return builder.or_(builder.zext(place, LONG), ir.Constant(LONG, FORMAT))
 
         return types.uint64(types.uint32), codegen

@@ -27,7 +27,7 @@ from numba import cuda, float32, uint32
 
 from ...device import wgmma
 from ...simulator.switch import device_function
-from .pipeline import ring, slot_products, step_product
+from .pipeline import alternates, alternation, ring, slot_products, step_product
 from .precision import TensorPrecision
 from .stage import GROUP_ROWS, ROW_BYTES, WarpgroupConfig
 
@@ -148,6 +148,18 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
 
     lead = slot_products(config, precision, leading, fresh=True)
     rest = slot_products(config, precision, others, fresh=False)
+    ALTERNATES = alternates(config, precision)
+    LATER = 0 if ALTERNATES else 1  # groups of products that may be in flight when the leading ones are added
+    _, take, hand_over, _ = alternation(config, precision)
+
+    @device_function
+    def multiply(sums, rests, start, i, group, keep):
+        """Start the products of slot i; `keep` is that of the minor ones."""
+        a_tile, b_tile = tiles(start, i, group)
+        take(group)
+        lead(sums, a_tile, b_tile, False)
+        rest(rests, a_tile, b_tile, keep)
+        hand_over(group)
 
     @device_function
     def folded(total, start, full, empty, i, parity, k_slots, group):
@@ -160,13 +172,14 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
             if new:
                 add(total, rests)
             await_slot(full, i, parity)
-            a_tile, b_tile = tiles(start, i, group)
-            lead(sums, a_tile, b_tile, False)
-            rest(rests, a_tile, b_tile, not new)
-            wait(sums, 1)
+            multiply(sums, rests, start, i, group, not new)
+            wait(sums, LATER)
+            if ALTERNATES:
+                give_back(empty, i)
             add(total, sums)
             wait(rests, 0)
-            give_back(empty, i)
+            if not ALTERNATES:
+                give_back(empty, i)
             s = uint32(s + 1)
             i, parity = following(i, parity)
         finish(total, rests)
@@ -178,20 +191,24 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
         clear(total)
         clear(rests)
         s = uint32(0)
+        await_slot(full, i, parity)
         while s < k_slots:
-            await_slot(full, i, parity)
-            a_tile, b_tile = tiles(start, i, group)
-            lead(sums, a_tile, b_tile, False)
-            rest(rests, a_tile, b_tile, True)
-            wait(sums, 1)
+            multiply(sums, rests, start, i, group, True)
+            wait(sums, LATER)
+            if ALTERNATES:
+                give_back(empty, i)
             add_exactly(total, sums)
-            wait(rests, 0)
-            give_back(empty, i)
-            add(rests, sums)
-            if s % uint32(FOLD) == uint32(FOLD - 1):
-                add_exactly(total, rests)
-            s = uint32(s + 1)
+            last = i
             i, parity = following(i, parity)
+            s = uint32(s + 1)
+            if s < k_slots:  # here, so that the compiler does not move the additions above behind the wait below
+                await_slot(full, i, parity)
+            wait(rests, 0)
+            if not ALTERNATES:
+                give_back(empty, last)
+            add(rests, sums)
+            if s % uint32(FOLD) == uint32(0):
+                add_exactly(total, rests)
         finish(total, rests)
         return i, parity
 

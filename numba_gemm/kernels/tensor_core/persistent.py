@@ -29,7 +29,7 @@ from ..stage import require
 from .accumulate import tile_sums
 from .epilogue import of_batch, place, sums_store
 from .pacing import pace
-from .pipeline import first_slot, slot_copies
+from .pipeline import alternation, first_slot, slot_copies
 from .split_k import share
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP
 
@@ -37,11 +37,19 @@ from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP
 def build(config, variant, copies=slot_copies, sums=tile_sums):
     """Make the kernel; an experiment passes other `copies` and `sums`, to find what each costs."""
     precision, BM, BN, PARTS = variant.precision, config.BM, config.BN, variant.precision.parts
-    require(config, {"one producer": config.producers == 1, "BN <= 128, or one product": BN <= 128 or PARTS == 1})
+    require(
+        config,
+        {
+            "one producer": config.producers == 1,
+            "BN <= 128, or one product": BN <= 128 or PARTS == 1,
+            "two slots or more": config.slots(precision) >= 2,  # one is awaited before the other is given back
+        },
+    )
     SLOTS, CONSUMERS, SLOT = config.slots(precision), config.consumers, config.slot_bytes(precision)
     COLUMN_GROUPS, CLAIM = BN // 8, config.claim
     fetch, sum_tile = copies(config, precision), sums(config, precision)
     store, keep_in_step = sums_store(variant, COLUMN_GROUPS), pace(SLOTS)
+    begin_alternation, _, _, end_alternation = alternation(config, precision)
 
     @device_function
     def run(alpha, a, b, beta, c, x, y, steps, vectors):
@@ -97,6 +105,7 @@ def build(config, variant, copies=slot_copies, sums=tile_sums):
             group, lane, warp = uint32(tid // WARPGROUP), uint32(tid % WARP), uint32(tid // WARP % 4)
             total = cuda.local.array((COLUMN_GROUPS, 4), float32)
             parity = uint32(0)
+            begin_alternation(group)
             while tile < uint32(rows * cols):
                 tile_row, tile_col = place(tile, rows, cols)
                 _, first, end = share(tile_row, rows, own_rows, k_slots)
@@ -105,6 +114,7 @@ def build(config, variant, copies=slot_copies, sums=tile_sums):
                 col = int64(tile_col) * BN + int64(lane % 4 * 2)
                 store(c, row, col, alpha, total, beta, a, b, x, y, vectors, split)
                 tile = uint32(tile + cuda.gridDim.x)
+            end_alternation(group)
 
     member = of_batch(variant)
     bounds = hardware_only(launch_bounds=(config.threads, 1))

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from numba import cuda, int64, uint32
 
-from ...device import bulk_copy, mbarrier, wgmma
+from ...device import bulk_copy, mbarrier, named_barrier, wgmma
 from ...device.address import address_of, shared_address
 from ...device.store import store_axpby1
 from ...device.units import WARP
@@ -69,6 +69,53 @@ def ring(slots: int):
         return uint32(0) if last else uint32(i + 1), uint32(parity ^ 1) if last else parity
 
     return await_slot, give_back, following
+
+
+@lru_cache(maxsize=64)
+def alternation(config: WarpgroupConfig, precision: TensorPrecision):
+    """Make the device functions by which two warpgroups multiply alternately, each with the warpgroup's number.
+
+    A warp that starts products waits until the tensor cores have nearly completed them. If both warpgroups started
+    theirs at the same time, both would also add their sums at the same time, while the tensor cores idle. If they
+    alternate, one adds while the other multiplies.
+
+    A warpgroup calls ``take(group)`` before the products of a slot, ``hand_over(group)`` after them, ``begin(group)``
+    before the first slot of all and ``end(group)`` after the last. Both must multiply as many slots. The functions do
+    nothing unless `alternates`.
+    """
+    FIRST, BOTH = 1, 2 * WARPGROUP  # number of warpgroup 0's barrier; threads
+
+    @device_function
+    def nothing(group):
+        pass
+
+    if not alternates(config, precision):
+        return nothing, nothing, nothing, nothing
+
+    @device_function
+    def take(group):
+        named_barrier.arrive_and_wait(uint32(FIRST + group), uint32(BOTH))
+
+    @device_function
+    def hand_over(group):
+        named_barrier.arrive(uint32(FIRST + 1 - group), uint32(BOTH))
+
+    @device_function
+    def begin(group):
+        if group == uint32(1):
+            hand_over(group)
+
+    @device_function
+    def end(group):
+        if group == uint32(0):  # what the other warpgroup has handed over last
+            take(group)
+
+    return begin, take, hand_over, end
+
+
+def alternates(config: WarpgroupConfig, precision: TensorPrecision) -> bool:
+    """Return True if two warpgroups add a sum per slot. Sums that are added per step take longer than products."""
+    return config.consumers == 2 and precision.parts > 1 and not precision.stepwise
 
 
 @lru_cache(maxsize=64)
