@@ -582,7 +582,9 @@ slots_inside.reveal(
 # terms, errors average out less, and `bf16x6` begins afresh every 16 terms, not every 64, at some cost in time: see
 # [docs/precision.md](../docs/precision.md).)
 #
-# The loop for long sums, with these steps in it:
+# The loop for long sums, with these steps in it. A warp that starts products (`multiply`) waits until the tensor cores
+# have nearly completed them, so they would idle while it adds. In tiles of two warpgroups these alternate
+# (`ALTERNATES`): one adds while the other multiplies.
 
 # %%
 notebook.source("accumulate", function="compensated")

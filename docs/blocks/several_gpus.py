@@ -30,7 +30,7 @@ def distributed_65536(found: Published) -> str:
 
 def distributed_weak(found: Published) -> str:
     """Table of distributed products on two H200s and on four that take a GPU as many operations as 16384 cubed."""
-    runs = [found.measured(f"distributed_{n}", folder=FOUR_H200S) for n in (20640, 26008)]
+    runs = [found.measured(f"distributed_{n}", folder=FOUR_H200S) for n in (20736, 26112)]
     made = table(
         "",
         [row for rows, _ in runs for row in rows],

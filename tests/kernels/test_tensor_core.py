@@ -1021,6 +1021,11 @@ def test_compiled_kernels_are_what_they_claim(part):
             name
         )  # each part's, or in a loop
         assert opcodes.get("USETMAXREG", 0) == (2 if row["claim"] else 0), name
+        if row["stage"] == "persistent":
+            # Words are moved to registers of the warp for the first descriptors; the others are computed there.
+            assert opcodes["R2UR"] <= opcodes["HGMMA"] + 24, name
+            alternate = row["consumers"] == 2 and precision.parts > 1 and not precision.stepwise
+            assert opcodes["BAR"] == (5 if alternate else 1), name
 
 
 # ------------------------------------------------------------------------------------------------------- on a GPU

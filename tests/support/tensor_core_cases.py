@@ -171,7 +171,7 @@ def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int
     name, index, how, *rows = part.split(":")
     stage = TENSOR_STAGES[name]
     config = (stage.narrow_configs if rows == [NARROW] else stage.configs)[int(index)]
-    described = {"stage": name, "claim": config.claim}
+    described = {"stage": name, "claim": config.claim, "consumers": getattr(config, "consumers", 0)}
     if stage is TMA:
         (step,) = steps_of(TMA, "tf32")
         described |= {"way": how, "BM": config.BM, "passed": passed(step)}

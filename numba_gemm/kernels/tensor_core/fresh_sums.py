@@ -7,8 +7,8 @@ Idea: let the tensor cores sum only one slot of k, starting from zero, and add t
     of the other keep the tensor cores busy.
 Traffic: as before.
 Registers and shared memory: the sums of the slot and the total, BN / 2 registers each; as many slots as fit.
-Measured: 136.5 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.79 of cuBLAS SGEMM, in turns and 0.98 times
-    wide_tiles, decomposition not counted; 153 registers per thread; of positive operands the median error over |A| @
+Measured: 138.5 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.77 of cuBLAS SGEMM, in turns and 0.97 times
+    wide_tiles, decomposition not counted; 138 registers per thread; of positive operands the median error over |A| @
     |B| is 8.3e-08.
 Limits: each block sets up barriers, waits for its first slots, and stores its tile while its tensor cores idle.
     Instructions show why this stage is no faster than wide_tiles: for each slot, a thread executes 64 additions more,

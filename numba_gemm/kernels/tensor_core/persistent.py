@@ -6,15 +6,16 @@ Idea: as many blocks as the GPU has multiprocessors, each of which computes one 
     groups of rows, so that those computed at the same time share operands in the L2 cache; blocks keep in step, so that
     they do (`pacing`). The next tile's slots are fetched while the current tile is stored. The sum of the leading
     products is kept apart from that of the minor ones (`accumulate`), in registers that the producer warpgroup does not
-    need. A result of NaN or infinity may be an artefact of the parts, so it is determined from the original operands
-    (`special_values`). If there are few tiles, or the last ones do not fill the GPU, several blocks share the sums of
-    each: this kernel computes partial sums, and a second one adds them (`split_k`).
+    need; while one warpgroup adds sums, another multiplies (`pipeline.alternation`). A result of NaN or infinity may be
+    an artefact of the parts, so it is determined from the original operands (`special_values`). If there are few tiles,
+    or the last ones do not fill the GPU, several blocks share the sums of each: this kernel computes partial sums, and
+    a second one adds them (`split_k`).
 Traffic: as before, mostly from the L2 cache.
 Registers and shared memory: up to three sums of a warpgroup's tile, 240 registers per thread; as many slots as fit.
-Measured: 136.2 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.79 of cuBLAS SGEMM, in turns and 1.00 times
+Measured: 136.6 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.74 of cuBLAS SGEMM, in turns and 0.99 times
     fresh_sums, decomposition not counted; 168 registers per thread; of positive operands the median error over |A| @
     |B| is 2.1e-08.
-Limits: additions. Instructions show why this stage is no faster than fresh_sums: for each slot, a thread executes 448
+Limits: additions. Instructions show why this stage is no faster than fresh_sums: for each slot, a thread executes 280
     of them instead of 64, beside the same 24 matrix instructions. Then the power limit, under which clocks fall, and
     bytes from the L2 cache: see docs/experiments.md.
 """
