@@ -158,7 +158,8 @@ def build(config, variant):
     lead from one matrix to the next: 0 or 1 for u and v, bytes for c; those of `words_of_turns` follow.
     """
     one_part = variant.tensor_variant.precision == TENSOR_PRECISIONS["tf32"]
-    require(config, {"one producer": config.producers == 1, "one part": one_part})
+    two_slots = config.slots(TENSOR_PRECISIONS["tf32"]) >= 2  # one is awaited before the other is given back
+    require(config, {"one producer": config.producers == 1, "one part": one_part, "two slots or more": two_slots})
     BM, BN, ALONG = config.BM, config.BN, variant.along
     SLOTS, CONSUMERS, SLOT, CLAIM = (
         config.slots(TENSOR_PRECISIONS["tf32"]),
