@@ -1,4 +1,4 @@
-"""Barriers of some of a block's threads, by number (from 7.0 on).
+"""Barriers of some of a block's threads, by number.
 
 A barrier is complete when as many threads have arrived as its calls say, a multiple of 32; it then starts again. All
 lanes of a warp must make a call together. Number 0 is that of ``cuda.syncthreads``; there are 16.
