@@ -17,7 +17,6 @@ __all__ = ["first_store", "syntax_tree", "unsuitable"]
 
 # Names that only NumPy knows, not kernels; its types of numbers are known to both.
 ARRAY_METHODS = {"T", "dot", "max", "mean", "min", "sum", "transpose"}
-NUMBERS = re.compile(r"(u?int|float)\d+")
 EXTENTS = {"dtype", "itemsize", "ndim", "shape", "size", "strides"}  # attributes of an array that access no element
 NUMBERS = re.compile(r"(\w+\.)?(bool|float|int|uint)(8|16|32|64|_)")  # types of Numba and NumPy
 COLLECTIONS = (ast.Dict, ast.DictComp, ast.GeneratorExp, ast.List, ast.ListComp, ast.Set, ast.SetComp)

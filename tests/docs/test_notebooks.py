@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import importlib.util
+import io
 import json
 import os
 import platform
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from support.compile_stages import compiler_environment
 
 from numba_gemm.course import notebook as lessons
@@ -124,6 +127,23 @@ def test_pictures_have_alternative_text(name):
         text = output.metadata["image/png"]["alt"]
         assert len(text) > 40
         assert output.data["text/plain"] == text
+
+
+def test_pictures_have_a_palette():
+    drawn = np.full((90, 200, 3), 255, np.uint8)
+    drawn[20:60, 10:170] = np.arange(160)[:, np.newaxis]
+    whole = io.BytesIO()
+    Image.fromarray(drawn).save(whole, "PNG")
+    made = run.with_palette(base64.b64encode(whole.getvalue()).decode())
+    with Image.open(io.BytesIO(base64.b64decode(made))) as opened:
+        assert opened.mode == "P"
+        np.testing.assert_array_equal(opened.convert("RGB"), drawn)
+    assert run.with_palette(made) == made
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stored_pictures_are_small(name):
+    assert max(map(len, outputs(run.stored(name), "image/png"))) < 150_000
 
 
 def test_a_player_is_stored_small():
