@@ -44,10 +44,10 @@ def ieee_bound(k: int) -> float:
 
 
 # Largest errors of the tensor-core precisions, in the same units, as docs/precision.md states them. They leave out the
-# rounding of sums; `tensor_bound` adds the part that grows with k. The error of fp16x3 is relative to the largest
-# element of a row and of a column instead of each element, and holds in these units for elements of similar size. That
-# of bf16x3 is what the parts leave out: BF16 has 8 bits, so the second part of an element is at most 2^-8 of it, and
-# the rest that neither part holds at most 2^-17. A product loses that of both second parts, 2^-16, and twice the rest.
+# rounding of sums; `tensor_bound` adds the part that grows with k. That of fp16x3 holds if all elements but zeros are
+# at least 2^-28 of the largest in their row or column; otherwise it is relative to the largest of each. That of bf16x3
+# is what the parts leave out: BF16 has 8 bits, so the second part of an element is at most 2^-8 of it, and the rest
+# that neither part holds at most 2^-17. A product loses that of both second parts, 2^-16, and twice the rest.
 TENSOR_BOUNDS = {
     "tf32": 2.0**-9,
     "bf16": 2.0**-6.5,

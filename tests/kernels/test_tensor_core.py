@@ -192,7 +192,7 @@ def test_parts_sum_up_to_the_operands(precision, layout):
     for mn in (37, 5):
         x = generator.standard_normal((mn, k)).astype(np.float32)
         # Second parts of F16 lose bits of elements that are much smaller than the largest of their row.
-        spread = 30 if precision.kind != "f16" else 5
+        spread = 30 if precision.kind != "f16" else 11
         x *= np.float32(2.0) ** generator.integers(-spread, spread, (mn, k)).astype(np.float32)
         if precision.scaled:
             x *= np.float32(2.0) ** generator.integers(-30, 30, (mn, 1)).astype(np.float32)
@@ -201,9 +201,10 @@ def test_parts_sum_up_to_the_operands(precision, layout):
         found = recomposed(precision, parts, *x.shape)
         rest = np.abs(x.astype(np.float64) - found.sum(axis=0))
         unit = UNITS[precision.kind]
-        # F16 ends at 2^-24: half of that is what scaled elements may lose.
+        # F16 ends at 2^-24: half of that is what scaled elements may lose, and their remainders with their factor.
         least = 2.0**-25 * reciprocals_in(parts[-1, : len(x), None]) if precision.scaled else 0.0
-        assert (rest <= unit**precision.parts * (2 if precision.short else 1) * np.abs(x) + least).all()
+        lost = least / precision.second_factor
+        assert (rest <= unit**precision.parts * (2 if precision.short else 1) * np.abs(x) + lost).all()
         for p, (part, next_part) in enumerate(pairwise(found)):
             assert (np.abs(next_part) <= unit * (2 if precision.short and p == 0 else 1) * np.abs(part) + least).all()
 
@@ -260,12 +261,12 @@ def test_scales_bring_the_largest_of_a_row_to_one_size(turned):
 @simulated
 @given(
     st.floats(1, 2, exclude_max=True, width=32),
-    st.integers(-48, 52),
+    st.integers(-60, 52),
     st.integers(scales.TOP - 127, scales.FARTHEST),
     st.integers(scales.TOP - 127, scales.FARTHEST),
 )
 def test_scales_are_removed_with_one_rounding(fraction, magnitude, row, col):
-    """Whatever the scales: sums of products of F16 parts are at least 2^-48."""
+    """Whatever the scales: sums of products of F16 parts are at least 2^-48, and 2^-60 once the factor is removed."""
     total = np.float32(fraction * 2.0**magnitude)
     words = [scales.reciprocal(np.int32(logarithm)) for logarithm in (row, col)]
     np.testing.assert_array_equal(words, words_of_scales(np.float32([row, col])))
@@ -281,7 +282,7 @@ def test_scales_are_removed_with_one_rounding(fraction, magnitude, row, col):
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40))
 def test_nothing_is_lost_between_a_total_and_its_rests(values):
     """Sums of integers in float32: what the total rounds off goes to the rests, so both together stay exact."""
-    _, add, add_exactly, _ = accumulate.steps(8)
+    _, add, add_exactly, *_ = accumulate.steps(8)
     total, rests = np.zeros((1, 4), np.float32), np.zeros((1, 4), np.float32)
     exact = 0.0
     for value in sorted(np.round(values), key=abs):
@@ -295,15 +296,25 @@ def test_nothing_is_lost_between_a_total_and_its_rests(values):
 @simulated
 @given(st.integers(-(2**23), 2**23), st.integers(-(2**16), 2**16))
 def test_a_sum_that_is_a_float_stays_as_it_is(total, rest):
-    _, _, _, finish = accumulate.steps(8)
+    *_, finish = accumulate.steps(8)
     sum_of_both = np.full((1, 4), total, np.float32)
     finish(sum_of_both, np.full((1, 4), rest, np.float32))
     assert (sum_of_both == np.float32(total + rest)).all()
 
 
 @simulated
+@pytest.mark.parametrize("factor", [1.0, 2.0**12])
+def test_rests_are_divided_by_the_factor_of_their_parts(factor):
+    *_, add_rests, finish = accumulate.steps(8, factor)
+    for step in (add_rests, finish):
+        total = np.full((1, 4), 2.0**23 - 7, np.float32)
+        step(total, np.full((1, 4), 3 * factor, np.float32))
+        assert (total == 2.0**23 - 4).all()
+
+
+@simulated
 def test_what_is_cut_off_is_given_back_on_average():
-    _, _, _, finish = accumulate.steps(8)
+    *_, finish = accumulate.steps(8)
     generator = np.random.default_rng(1)
     total, rests = generator.uniform(1, 2, (4000, 4)).astype(np.float32), generator.uniform(0, 1e-3, (4000, 4))
     rests = rests.astype(np.float32)
@@ -475,6 +486,9 @@ def test_products_of_unknown_parts_are_refused():
         TensorPrecision("half", "e4m3", 1, ((0, 0),))
     with pytest.raises(ValueError, match="do not end"):
         TensorPrecision("turned", "bf16", 2, ((0, 0), (0, 1)))
+    for products, compensated in ((((1, 1), (0, 0)), False), (((0, 1), (0, 0)), True)):
+        with pytest.raises(ValueError, match="one second part each"):
+            TensorPrecision("scaled", "f16", 2, products, compensated=compensated)
 
 
 @pytest.mark.parametrize(("stage", "index"), CONFIGS)
@@ -1186,6 +1200,23 @@ def test_fp16x3_holds_its_bound_of_rows_and_columns(distribution):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("k", [1, 2, 3, 17, 64, 100, 255, 4096, 65536])
+@pytest.mark.parametrize("signs", [(1.0,), (-1.0, 1.0)])
+def test_fp16x3_holds_its_bound_of_elements_whose_magnitudes_differ_by_less_than_28_powers_of_two(signs, k):
+    from numba_gemm import tiled_sgemm
+
+    generator = np.random.default_rng(k)
+    a, b = (
+        (2.0 ** generator.uniform(-14, 13.9, shape) * generator.choice(signs, shape)).astype(np.float32)
+        for shape in ((128, k), (k, 96))
+    )
+    for stage in STAGES_OF_A_PRECISION:
+        found = tiled_sgemm(*on_gpu(a, b), precision="fp16x3", stage=stage).cpu().numpy()
+        assert quotients(found, a, b).max() <= tensor_bound("fp16x3", k)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 @pytest.mark.parametrize("stage", STAGES_OF_A_PRECISION)
 @pytest.mark.parametrize("precision", FULL_RANGE)
@@ -1221,7 +1252,7 @@ def lost_to_underflow(precision, rows):
     if precision == "fp16x3":
         largest = size.max(axis=1, keepdims=True)
         scale = np.clip(14 - np.floor(np.log2(largest)), -120, 120)
-        return np.where(size * 2.0**scale > 2.0**-2, 0, 2.0 ** (-25 - scale))
+        return np.where(size * 2.0**scale > 2.0**-14, 0, 2.0 ** (-37 - scale))
     end, from_ = (2.0**-137, 2.0**-114) if precision.startswith("tf32") else (2.0**-134, 2.0**-109)
     return np.where(size < from_, end, 0)
 

@@ -16,7 +16,7 @@ LAYOUTS = {
 
 
 def recomposed(precision: TensorPrecision, parts: np.ndarray, mn: int, k: int) -> np.ndarray:
-    """The parts as float64, (parts, mn, k), from where `stage` says that they lie."""
+    """The parts as float64, (parts, mn, k), from where `stage` says that they lie, without scales and factors."""
     slots = parts.shape[0] // precision.parts
     words = parts.shape[1] // words_per_row(precision) * ROW_WORDS
     narrow = np.ascontiguousarray(parts[: precision.parts * slots, :words])
@@ -39,6 +39,7 @@ def recomposed(precision: TensorPrecision, parts: np.ndarray, mn: int, k: int) -
     assert not beyond.any(), "beyond the operand's edges the parts are zero"
     if precision.scaled:
         whole[:, :mn] *= reciprocals_in(parts[-1, :mn])[None, :, None]
+    whole[1:] /= precision.second_factor
     return whole[:, :mn, :k]
 
 

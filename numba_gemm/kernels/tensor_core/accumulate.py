@@ -46,13 +46,14 @@ def finished(total, rest):
 
 
 @lru_cache(maxsize=64)
-def steps(columns: int):
+def steps(columns: int, factor: float = 1.0):
     """Make the device functions that process a thread's sums, for a number of columns per warpgroup.
 
     They are ``clear(sums)``; ``add(total, sums)``; ``add_exactly(total, sums)``, which leaves in `sums` what it rounded
-    off; and ``finish(total, rests)``.
+    off; ``add_rests(total, rests)``; and ``finish(total, rests)``. The last two divide the rests by a `factor`, a power
+    of two.
     """
-    COLUMN_GROUPS = columns // 8
+    COLUMN_GROUPS, UNIT = columns // 8, 1 / factor
 
     @device_function
     def clear(sums):
@@ -76,12 +77,18 @@ def steps(columns: int):
                 total[j, q] = larger
 
     @device_function
+    def add_rests(total, rests):
+        for j in range(COLUMN_GROUPS):
+            for q in range(4):
+                total[j, q] += float32(UNIT) * rests[j, q]
+
+    @device_function
     def finish(total, rests):
         for j in range(COLUMN_GROUPS):
             for q in range(4):
-                total[j, q] = finished(total[j, q], rests[j, q])
+                total[j, q] = finished(total[j, q], float32(UNIT) * rests[j, q])
 
-    return clear, add, add_exactly, finish
+    return clear, add, add_exactly, add_rests, finish
 
 
 @lru_cache(maxsize=64)
@@ -139,7 +146,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
     COLUMN_GROUPS = BN // 8
     wait = wgmma.waiting(BN)
     leading, others = precision.products[-1:], precision.products[:-1]
-    clear, add, add_exactly, finish = steps(BN)
+    clear, add, add_exactly, add_rests, finish = steps(BN, precision.second_factor)
     await_slot, give_back, following = ring(config.slots(precision))
     tiles = slot_tiles(config.slot_bytes(precision))
 
@@ -170,7 +177,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
         while s < k_slots:
             new = s % uint32(FOLD) == uint32(0)
             if new:
-                add(total, rests)
+                add_rests(total, rests)
             await_slot(full, i, parity)
             multiply(sums, rests, start, i, group, not new)
             wait(sums, LATER)

@@ -8,8 +8,8 @@ With several parts, each row of a slot gets a mark if an element is not ordinary
 
 An infinity, or an element that rounds to one, leaves a remainder of NaN or infinity. Parts have the exponent range of
 their narrow format, so the last ones lose bits, or vanish, for small elements: below 2^-109 for BF16, or 2^-114 for
-TF32. For F16, these are elements below 2^-16 of the largest in their row, and all elements of a row whose largest is
-below 2^-106, which no scale raises to the range above.
+TF32. For F16, these are elements below 2^-28 of the largest in their row: its second parts are multiplied by a factor
+(`TensorPrecision.second_factor`).
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def build(precision: TensorPrecision, batched: bool = False):
     first = short_bf16 if precision.short else narrow
     join = pair_f16 if precision.kind == "f16" else pair
     EACH = 4 * PER_WORD  # elements per chunk
+    SECOND = precision.second_factor
     WORDS, MARKED = words_per_row(precision), PARTS > 1
     MARKS = PARTS * PART_WORDS  # in the shared tile, behind the parts
     TILE_WORDS = MARKS + (DECOMPOSED_ROWS * CHUNKS if MARKED else 0)
@@ -154,6 +155,9 @@ def build(precision: TensorPrecision, batched: bool = False):
                     high = first(values[2 * w + 1]) if p == 0 else narrow(values[2 * w + 1])
                     values[2 * w] -= low
                     values[2 * w + 1] -= high
+                    if SCALED and p == 0:
+                        values[2 * w] *= float32(SECOND)
+                        values[2 * w + 1] *= float32(SECOND)
                     words[w] = join(low, high)
             shared_store4(tile, uint32(at + 4 * PART_WORDS * p), (words[0], words[1], words[2], words[3]))
         cuda.syncthreads()  # all threads have stored their parts before any reads another's

@@ -162,7 +162,7 @@ def build(config, variant):
     )
     leading, others = products_of(precision, LEADING), products_of(precision, OTHERS)
     split = splitting(precision.kind, PARTS, precision.short)
-    clear, add, add_exactly, _ = steps(8 * GROUPS)
+    clear, add, add_exactly, *_ = steps(8 * GROUPS)
     store = element_store(variant.epilogue)
 
     @device_function

@@ -7,7 +7,8 @@ several parts, kernels therefore let tensor cores sum the leading products of on
 sum of all slots with rounding (Ootomo and Yokota, 2022, doi:10.1177/10943420221090256); see `accumulate`.
 
 Elements may exceed the range of F16, so a precision of that kind scales each row of A, and each column of B, by a power
-of two.
+of two. Its second parts, which are smaller by a factor of 2^11 or more, are multiplied by another power of two, to keep
+as much of small elements as the range of F16 allows.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class TensorPrecision:
             raise ValueError(f"{self.name}: stepwise sums are compensated ones")
         if self.products[-1] != (0, 0):
             raise ValueError(f"{self.name}: products {self.products} do not end with that of the first parts")
+        if self.scaled and (self.compensated or any(sum(pair) != 1 for pair in self.products[:-1])):
+            raise ValueError(f"{self.name}: minor products of F16 have one second part each, and are not compensated")
 
     @cached_property
     def decomposition(self) -> tuple[str, int, bool]:
@@ -79,6 +82,11 @@ class TensorPrecision:
     def scaled(self) -> bool:
         """True if each row of A and each column of B has a scale."""
         return self.kind == "f16"
+
+    @cached_property
+    def second_factor(self) -> float:
+        """Factor of second parts, by which the sum of the minor products must be divided: 2^12 for F16, else 1."""
+        return 2.0**12 if self.scaled else 1.0
 
     @cached_property
     def slot_k(self) -> int:

@@ -113,7 +113,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
     wait, wait_for_rows = wgmma.waiting(BN), wgmma.waiting_for_rows(BN, ALL_WORDS)
     decompose = decompositions(PARTS, precision.short, access, config.BM)
     lead, rest, (lead0, lead1, lead2, lead3) = row_products(BN, pairs)
-    clear, add, add_exactly, finish = steps(BN)
+    clear, add, add_exactly, _, finish = steps(BN)
     await_slot, give_back, following = ring(config.slots(precision))
 
     @device_function

@@ -39,7 +39,7 @@ def build(config, variant):
     A_FRAGMENTS, B_FRAGMENTS = PARTS * (M // 16), PARTS * (N // 16)
     A_TURNS, B_TURNS = A_BYTES // CHUNK // THREADS, B_BYTES // CHUNK // THREADS
     store = sums_store(variant, N // 8, M // 16)
-    clear, add, add_exactly, finish = steps(8 * GROUPS)
+    clear, add, add_exactly, add_rests, finish = steps(8 * GROUPS, precision.second_factor)
 
     @device_function
     def copy(memory, at, a, b, s, k_slots, block_row, block_col):
@@ -130,7 +130,7 @@ def build(config, variant):
                 elif APART:
                     add(total, sums)
                     if s % uint32(FOLD) == uint32(FOLD - 1):
-                        add(total, rests)
+                        add_rests(total, rests)
                         clear(rests)
                 s = uint32(s + 1)
                 i = uint32(0) if i == uint32(SLOTS - 1) else uint32(i + 1)
