@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 from numba import uint32
 
-from numba_gemm.device import mbarrier
+from numba_gemm.device import mbarrier, wgmma
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES, TensorStage
-from numba_gemm.kernels.tensor_core.accumulate import running_sums, steps
+from numba_gemm.kernels.tensor_core.accumulate import slot_tiles, steps
 from numba_gemm.kernels.tensor_core.persistent import build
-from numba_gemm.kernels.tensor_core.pipeline import ring, slot_copies
+from numba_gemm.kernels.tensor_core.pipeline import alternation, ring, slot_copies, slot_products
 from numba_gemm.lab.bench import steady
 from numba_gemm.lab.bench.buffers import NORMAL, DeviceBuffers, Reference, call_on_nan, on_device
 from numba_gemm.lab.bench.cases import Shape
@@ -82,10 +82,40 @@ def no_sums(config: Any, precision: Any) -> Any:
     return unread
 
 
+def kept_sums(config: Any, precision: Any) -> Any:
+    """Make a device function that leaves all sums in the tensor cores, in place of `tile_sums`.
+
+    Unlike `running_sums`, it gives a slot back before the products of the next one, as `tile_sums` does.
+    """
+    clear, *_ = steps(config.BN)
+    await_slot, give_back, following = ring(config.slots(precision))
+    tiles, wait = slot_tiles(config.slot_bytes(precision)), wgmma.waiting(config.BN)
+    products = slot_products(config, precision, precision.products, fresh=False)
+    _, take, hand_over, _ = alternation(config, precision)
+
+    @device_function
+    def kept(total, start, full, empty, i, parity, k_slots, group):  # type: ignore[no-untyped-def]
+        clear(total)
+        s = uint32(0)
+        while s < k_slots:
+            await_slot(full, i, parity)
+            a_tile, b_tile = tiles(start, i, group)
+            take(group)
+            products(total, a_tile, b_tile, True)
+            hand_over(group)
+            wait(total, 0)
+            give_back(empty, i)
+            s = uint32(s + 1)
+            i, parity = following(i, parity)
+        return i, parity
+
+    return kept
+
+
 BUILDS: dict[str, Callable[[Any, Any], Any]] = {
     NO_COPIES: functools.partial(build, copies=first_copies),
-    NO_ADDITIONS: functools.partial(build, sums=running_sums),
-    ONLY_INSTRUCTIONS: functools.partial(build, copies=first_copies, sums=running_sums),
+    NO_ADDITIONS: functools.partial(build, sums=kept_sums),
+    ONLY_INSTRUCTIONS: functools.partial(build, copies=first_copies, sums=kept_sums),
     ONLY_COPIES: functools.partial(build, sums=no_sums),
 }
 """Kernels that leave something out; those without additions keep all sums in the tensor cores."""
