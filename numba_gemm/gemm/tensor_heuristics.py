@@ -72,6 +72,9 @@ ROWS_STEPWISE = 1.15
 ROWS_FLOATS = {64: 1.2, 128: 1.35}
 # TFLOP/s by the extents of a block tile, for operands that tensor maps describe.
 TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128): 275.0, (64, 64): 165.0}
+# Factor by which these tiles take longer if C has up to so many rows or columns: the mean of 26 candidates for 16
+# products on an H200. Factors from 1.15 to 1.5 lead to the same choices for these.
+TMA_THIN, TMA_THIN_EXTENT = 1.2, 32
 # TFLOP/s of an H200 at 16384 cubed, decomposition included; of short sums at 4096x4096x768.
 SPEEDS = {
     "bf16x6_stepwise": 61.0,
@@ -209,6 +212,7 @@ def seconds_of(
     least = (
         copy_seconds(matrices * m * k * ITEM_BYTES[BFLOAT16 if narrow_a else FLOAT32], bandwidth) if whole_rows else 0.0
     )
+    thin = TMA_THIN if isinstance(stage, TmaStage) and min(m, n) <= TMA_THIN_EXTENT else 1.0
     zeros = 0.0  # seconds for each row that is filled up
     if bandwidth and decomposed:
         zeros = matrices * k * FLOAT32_BYTES * own.parts / own.per_word / (MEMORY_EFFICIENCY * bandwidth)
@@ -229,7 +233,7 @@ def seconds_of(
             some = tiles - matrices * ((c_rows // BM) * (c_cols // BN) if at_sectors else 0)
             if some:  # partial sums, of divided ones, begin at sectors
                 other += one_by_one * -(-some // sm_count)
-        copying = ROWS_FLOATS[BM] if floats else 1.0
+        copying = ROWS_FLOATS[BM] if floats else thin
         expected = copying * (other + rounds * (few_summing if rounds <= few_rounds else summing))
         whole.append((copying * (other + rounds * flops / flops_per_s), expected, config, None))
         if not divisible or k < split_terms or rounds > most_rounds or tiles > FULL * rounds * sm_count:
