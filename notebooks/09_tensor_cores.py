@@ -162,7 +162,8 @@ with step(*launch, thread=0, into="numba_gemm.kernels.tensor_core.decompose") as
                 break
 
 # %% [markdown]
-# The remainder in each line is the value in the next, and after the third part it is zero. The lines of the kernel:
+# The remainder in each line is the value in the next, and after the third part it is zero. The lines of the kernel
+# (F16, with less range than BF16, has rows and second parts that are scaled by powers of two):
 
 # %%
 text = str(notebook.source("decompose", function="decompose_block"))
@@ -172,8 +173,9 @@ notebook.Listing(textwrap.dedent(text[start:end]), "python")
 
 # %% [markdown]
 # A thread reads eight neighbours of a row, 32 bytes, in two loads of 16. So each request of a warp touches twice as
-# many sectors as its bytes fill, but the second load can find its sectors in L1. All stores go through shared memory,
-# so that they fill whole lines.
+# many sectors as its bytes fill, but the second load can find its sectors in L1. All stores of parts go through shared
+# memory, so that they fill whole lines. (The accesses of 32 bits are for a mark per row, which tells whether an element
+# is NaN, infinite or very large.)
 
 # %%
 traced = trace(*launch, blocks=[(0, 0, 0)])
@@ -509,7 +511,7 @@ a_parts, b_parts = parts_of(a, six), parts_of(b, six)
 exact = a.astype(np.float64) @ b.astype(np.float64).T
 # The steps take sums in groups of four, as a thread holds them.
 columns = m * n // 4 * 8
-clear, add, add_exactly, finish = accumulate.steps(columns)
+clear, add, add_exactly, _, finish = accumulate.steps(columns)
 
 
 def slot(acc, s, products):
@@ -536,6 +538,7 @@ for s in range(terms // six.slot_k):
 finish(total, rests)
 
 ladder = notebook.recorded("latest/precisions/tensor_ladder.csv").set_index("stage")
+ladder = ladder.drop(index="one_warp")  # in bf16, as above
 ways = {
     "wide_tiles": ("all inside", inside),
     "fresh_sums": ("afresh", afresh),

@@ -22,7 +22,6 @@ from numba_gemm.lab.bench.energy import (
 from numba_gemm.lab.bench.results import CUBLAS
 from numba_gemm.lab.bench.tables import Table, number, significant
 
-FOLDER = "../../h100"  # of the newest run, relative to the results of one
 NAMES = {
     CUBLAS: "cuBLAS SGEMM",
     GIVEN_BF16: "cuBLAS BF16, operands and result in BF16",
@@ -36,7 +35,7 @@ NAMES = {
 
 def energy(found: Published) -> str:
     """Tables of the energy per product by contender, and by part of a product of `bf16x6`, for each shape."""
-    rows, how = found.measured("energy", folder=FOLDER)
+    rows, how = found.measured("energy")
     shapes = dict.fromkeys(Shape(row["m"], row["n"], row["k"]) for row in rows)
     tables = [of_shape(shape, [row for row in rows if (row["m"], row["n"], row["k"]) == shape]) for shape in shapes]
     return "\n\n".join([*tables, missed(EXPERIMENT.claims(pd.DataFrame(rows))), source(how)])

@@ -12,7 +12,7 @@ Idea: as many blocks as the GPU has multiprocessors, each of which computes one 
     a second one adds them (`split_k`).
 Traffic: as before, mostly from the L2 cache.
 Registers and shared memory: up to three sums of a warpgroup's tile, 240 registers per thread; as many slots as fit.
-Measured: 136.6 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.74 of cuBLAS SGEMM, in turns and 0.99 times
+Measured: 134.5 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.68 of cuBLAS SGEMM, in turns and 0.99 times
     fresh_sums, decomposition not counted; 168 registers per thread; of positive operands the median error over |A| @
     |B| is 2.1e-08.
 Limits: additions. Instructions show why this stage is no faster than fresh_sums: for each slot, a thread executes 280
