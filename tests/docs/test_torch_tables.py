@@ -124,9 +124,8 @@ def test_router_gates_of_two_runs(found, monkeypatch):
     assert text.count("K of 500 and 1,000") == text.count("No target is missed.") == 2
 
 
-def test_energy(found, monkeypatch):
+def test_energy(found):
     published, add = found
-    monkeypatch.setattr(energy_page, "FOLDER", "")
     names = list(energy_page.NAMES)
     us = dict.fromkeys(names, 10_000.0) | {"cublas": 24_000.0, "cublas_given_bf16": 1500.0, "idle": None}
     frame = pd.DataFrame(
