@@ -63,29 +63,11 @@ def first_copies(config: Any, precision: Any) -> Any:
     return fetch_first
 
 
-def no_sums(config: Any, precision: Any) -> Any:
-    """Make a device function that gives all slots back unread, in place of `tile_sums`."""
-    clear, *_ = steps(config.BN)
-    await_slot, give_back, following = ring(config.slots(precision))
+def bare_sums(multiplies: bool, config: Any, precision: Any) -> Any:
+    """Make a device function without additions, in place of `tile_sums`.
 
-    @device_function
-    def unread(total, start, full, empty, i, parity, k_slots, group):  # type: ignore[no-untyped-def]
-        clear(total)
-        s = uint32(0)
-        while s < k_slots:
-            await_slot(full, i, parity)
-            give_back(empty, i)
-            s = uint32(s + 1)
-            i, parity = following(i, parity)
-        return i, parity
-
-    return unread
-
-
-def kept_sums(config: Any, precision: Any) -> Any:
-    """Make a device function that leaves all sums in the tensor cores, in place of `tile_sums`.
-
-    Unlike `running_sums`, it gives a slot back before the products of the next one, as `tile_sums` does.
+    If it `multiplies`, all sums stay in the tensor cores. Otherwise it gives all slots back unread. Unlike
+    `running_sums`, it gives a slot back before the products of the next one, as `tile_sums` does.
     """
     clear, *_ = steps(config.BN)
     await_slot, give_back, following = ring(config.slots(precision))
@@ -94,29 +76,30 @@ def kept_sums(config: Any, precision: Any) -> Any:
     _, take, hand_over, _ = alternation(config, precision)
 
     @device_function
-    def kept(total, start, full, empty, i, parity, k_slots, group):  # type: ignore[no-untyped-def]
+    def sum_tile(total, start, full, empty, i, parity, k_slots, group):  # type: ignore[no-untyped-def]
         clear(total)
         s = uint32(0)
         while s < k_slots:
             await_slot(full, i, parity)
-            a_tile, b_tile = tiles(start, i, group)
-            take(group)
-            products(total, a_tile, b_tile, True)
-            hand_over(group)
-            wait(total, 0)
+            if multiplies:
+                a_tile, b_tile = tiles(start, i, group)
+                take(group)
+                products(total, a_tile, b_tile, True)
+                hand_over(group)
+                wait(total, 0)
             give_back(empty, i)
             s = uint32(s + 1)
             i, parity = following(i, parity)
         return i, parity
 
-    return kept
+    return sum_tile
 
 
 BUILDS: dict[str, Callable[[Any, Any], Any]] = {
     NO_COPIES: functools.partial(build, copies=first_copies),
-    NO_ADDITIONS: functools.partial(build, sums=kept_sums),
-    ONLY_INSTRUCTIONS: functools.partial(build, copies=first_copies, sums=kept_sums),
-    ONLY_COPIES: functools.partial(build, sums=no_sums),
+    NO_ADDITIONS: functools.partial(build, sums=functools.partial(bare_sums, True)),
+    ONLY_INSTRUCTIONS: functools.partial(build, copies=first_copies, sums=functools.partial(bare_sums, True)),
+    ONLY_COPIES: functools.partial(build, sums=functools.partial(bare_sums, False)),
 }
 """Kernels that leave something out; those without additions keep all sums in the tensor cores."""
 
