@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -27,8 +28,19 @@ def by_numpy(monkeypatch):
 
 
 @pytest.fixture
-def interrupt():
-    """Return a function for other threads: interrupt the main thread, and wait until it has noticed."""
+def no_collection():
+    """Collect no garbage during the test."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def interrupt(no_collection):
+    """Return a function for other threads: interrupt the main thread, and wait until it has noticed.
+
+    No garbage is collected meanwhile: Python discards an interrupt that comes during a finalizer.
+    """
     noticed = queue.SimpleQueue()
 
     def handle(*_):
