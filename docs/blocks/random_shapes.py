@@ -62,6 +62,11 @@ def choices(found: Published, folder: str) -> str:
         lines.append([f"`{row['precision']}`", str(row["products"]), str(row["candidates"]), *slower])
     headers = ["precision", "products", "candidates", "mean", "at worst"]
     made = Table("", headers, lines, left=[headers[0], headers[-1]]).markdown()
+    limit = models_choices.LIMITS[-1][-1]
+    times = models_choices.slower(frame)
+    over = times[times > limit].reset_index().groupby(models_choices.PRODUCT[:-1], sort=False)["precision"]
+    listed = [f"`{models_choices.named(*case)}` in `{'`, `'.join(found)}`" for case, found in over]
+    made += f"\n\nOver {limit:g}: {'; '.join(listed) or 'none'}."
     return "\n\n".join([f"{how['gpu']['name']}:", made, missed(models_choices.claims(frame)), source(how)])
 
 

@@ -102,6 +102,18 @@ def timed(request: Request, product: Product, found: Sequence[Choice], rounds: i
         return list(zip(right, bench.timed(right, 1 if SIMULATOR else rounds)))
 
 
+def slower(frame: pd.DataFrame) -> pd.Series:
+    """Return the time of each choice over that of the fastest candidate, for the products with several candidates."""
+    frame = frame[frame.groupby(PRODUCT)["us"].transform("size") > 1]
+    return frame[frame["chosen"]].set_index(PRODUCT)["us"] / frame.groupby(PRODUCT, sort=False)["us"].min()
+
+
+def named(*case: Any) -> str:
+    """Return a product, given the columns of its extents, layout and alignment, in words."""
+    m, n, k, layout, aligned = case
+    return f"{m}x{n}x{k} {layout}{'' if aligned else ' unaligned'}"
+
+
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row per precision.
 
@@ -109,18 +121,14 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     fastest; ``expected_error`` is the root mean square of the logarithm of expected over measured time.
     """
     frame = frame[frame.groupby(PRODUCT)["us"].transform("size") > 1]
-    products = frame.groupby(PRODUCT, sort=False)
-    chosen = frame[frame["chosen"]].set_index(PRODUCT)
-    slower = chosen["us"] / products["us"].min()
     error = np.log(frame["expected_us"] / frame["us"])
     found = []
-    for precision, part in slower.groupby(level="precision", sort=False):
+    for precision, part in slower(frame).groupby(level="precision", sort=False):
         own = frame["precision"] == precision
         worst: Any = part.idxmax()
-        m, n, k, layout, aligned, _ = worst
         row = {"precision": precision, "products": len(part), "candidates": int(own.sum())}
         row |= {"slower_mean": part.mean(), "slower_worst": part.max()}
-        row |= {"worst_case": f"{m}x{n}x{k} {layout}{'' if aligned else ' unaligned'}"}
+        row |= {"worst_case": named(*worst[:-1])}
         found.append(row | {"expected_error": float(np.sqrt(np.mean(error[own] ** 2)))})
     return pd.DataFrame(found)
 
