@@ -266,6 +266,21 @@ def test_compiled_code_writes_to_out():
     close(out, before + a @ b)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python boolean:torch.jit.TracerWarning")  # shapes
+@pytest.mark.parametrize("form", ["matmul", "out", "addmm", "linear"])
+def test_traced_code_computes_with_its_own_inputs(form):
+    a, b, bias = tensor(5, 7), tensor(7, 6, seed=1), tensor(6, seed=2)
+    call = {
+        "matmul": lambda a: ours.matmul(a, b),
+        "out": lambda a: ours.matmul(a, b, out=a.new_empty(5, 6)),
+        "addmm": lambda a: ours.addmm(bias, a, b),
+        "linear": lambda a: ours.linear(a, b.mT, bias),
+    }[form]
+    traced, other = torch.jit.trace(call, (a,)), tensor(5, 7, seed=3)
+    close(traced(other), call(other))
+
+
 @pytest.mark.filterwarnings("ignore")  # Inductor's own
 @pytest.mark.parametrize("only", [True, False], ids=["only choice", "beside others"])
 def test_inductor_measures_and_takes_ours(only, products, tmp_path, monkeypatch):

@@ -34,6 +34,7 @@ __all__ = ["addmm", "linear", "matmul"]
 # Not public; PyTorch's own Python code asks the same.
 _modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _transforms = torch._C._are_functorch_transforms_active  # noqa: SLF001
+_is_traced = torch._C._is_tracing  # noqa: SLF001
 
 
 def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, precision: PrecisionName = IEEE) -> Tensor:
@@ -271,7 +272,7 @@ def _check(precision: Any, **tensors: Any) -> None:
 
 def _direct(*tensors: Tensor) -> bool:
     """Return True if PyTorch need not see a call with these tensors."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _is_traced():
         return False
     if _transforms():
         _refuse_differentiation()
