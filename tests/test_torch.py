@@ -18,6 +18,7 @@ from support.operands import check, filled
 torch = pytest.importorskip("torch")
 
 import numba_gemm.torch as ours  # noqa: E402
+from numba_gemm.arrays import torch_tensors  # noqa: E402
 from numba_gemm.torch import operators  # noqa: E402
 
 DEVICE, OPERATORS = operators.DEVICE, operators.OPERATORS
@@ -494,6 +495,26 @@ def test_autocast_is_left_to_pytorch(products):
     assert products == []
 
 
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+@pytest.mark.parametrize("transform", ["func", "forward_ad"])
+def test_forward_derivatives_are_computed_in_the_context(transform, monkeypatch):
+    a, b, compute, forward_ad = tensor(5, 7), tensor(7, 6, seed=1), operators._sgemm, torch.autograd.forward_ad
+
+    def as_on_a_gpu(*operands, **options):
+        assert not any(torch_tensors.has_tangent(torch, x) for x in operands)
+        return compute(*operands, **options)
+
+    monkeypatch.setattr(operators, "_sgemm", as_on_a_gpu)
+    with ours.override():
+        if transform == "func":
+            found = torch.func.jvp(lambda x: x @ b, (a,), (2 * a,))
+        else:
+            with forward_ad.dual_level():
+                found = forward_ad.unpack_dual(forward_ad.make_dual(a, 2 * a) @ b)
+    for one, expected in zip(found, (a @ b, 2 * a @ b), strict=True):
+        close(one, expected)
+
+
 def test_errors_in_the_context_are_those_of_pytorch():
     with ours.override(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         torch.mm(tensor(5, 7), tensor(5, 7))
@@ -663,6 +684,8 @@ def test_transforms_that_differentiate_are_refused():
     ):
         with pytest.raises(NotImplementedError, match="differentiates"):
             differentiated()
+    with pytest.raises(NotImplementedError, match="forward-mode tangent"):
+        torch.func.jvp(lambda x: OPERATORS.matmul(x, b), (a,), (a,))
 
 
 def test_what_is_refused_leaves_out_as_it_was():

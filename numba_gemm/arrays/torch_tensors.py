@@ -72,7 +72,7 @@ class TorchTensors(ArrayKind):
                 f"{name} is a PyTorch tensor that requires grad, and grad mode is enabled; no gradient is recorded "
                 f"here; call under torch.no_grad() or torch.inference_mode(), or pass {name}.detach()"
             )
-        if torch.autograd.forward_ad.unpack_dual(array).tangent is not None:
+        if has_tangent(torch, array):
             raise ValueError(
                 f"{name} is a PyTorch tensor with a forward-mode tangent; no derivative is computed here; "
                 f"pass {name}.detach()"
@@ -245,6 +245,15 @@ class TorchTensors(ArrayKind):
     def version(self, array: Any) -> Hashable:
         # The counter of in-place changes, which all views of a tensor share; a tensor of inference mode has none.
         return array.data_ptr(), None if array.is_inference() else array._version  # noqa: SLF001
+
+
+def has_tangent(torch: Any, array: Any) -> bool:
+    """Return True if a tensor has a forward-mode tangent that the product would drop.
+
+    Below autograd, as inside a dispatch mode, PyTorch computes tangents itself, and no code may read them.
+    """
+    below = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)  # noqa: SLF001
+    return not below and torch.autograd.forward_ad.unpack_dual(array).tangent is not None
 
 
 def plain_tensors(torch: Any) -> Callable[[Any, Any, Any], bool]:

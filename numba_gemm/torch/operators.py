@@ -295,6 +295,8 @@ def _shorten(name: str, computed: Callable[..., Any]) -> None:
     grad_enabled = torch.is_grad_enabled
 
     def call(keys: Any, *arguments: Any) -> Any:
+        if tangents_are_possible():
+            refuse_tangents(*(x for x in arguments if isinstance(x, Tensor)))
         if (keys & below).raw_repr() == plain and not (grad_enabled() and needs_grad(*arguments)):
             return computed(*arguments)
         return differentiated(keys, *arguments)

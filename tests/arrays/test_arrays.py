@@ -385,14 +385,22 @@ class AbstractTensor(FakeTensor):
 
 @pytest.fixture
 def fake_torch(monkeypatch):
-    forward_ad = types.SimpleNamespace(unpack_dual=lambda x: types.SimpleNamespace(tangent=x.tangent))
+    def unpack_dual(x):
+        assert not torch.below_autograd, "PyTorch reads no tangent there"
+        return types.SimpleNamespace(tangent=x.tangent)
+
     torch = types.SimpleNamespace(
         Tensor=FakeTensor,
         strided="strided",
         float32="float32",
         is_grad_enabled=lambda: torch.grad_mode,
         grad_mode=True,
-        autograd=types.SimpleNamespace(forward_ad=forward_ad),
+        below_autograd=False,
+        autograd=types.SimpleNamespace(forward_ad=types.SimpleNamespace(unpack_dual=unpack_dual)),
+        _C=types.SimpleNamespace(
+            DispatchKey=types.SimpleNamespace(AutogradFunctionality="autograd"),
+            _dispatch_tls_is_dispatch_key_excluded=lambda key: torch.below_autograd,
+        ),
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     fake_tensor = types.SimpleNamespace(FakeTensor=AbstractTensor)
@@ -457,6 +465,12 @@ def test_fake_tensors_are_refused_by_name(kind, device):
 def test_tensors_that_require_grad_are_accepted_without_grad_mode(fake_torch):
     fake_torch.grad_mode = False
     assert describe("a", FakeTensor(requires_grad=True), None).pointer == 4096
+
+
+def test_tangents_are_not_read_below_autograd(fake_torch):
+    """As in a dispatch mode inside `torch.func.jvp`: PyTorch has computed them from the operator that was replaced."""
+    fake_torch.autograd.forward_ad._current_level, fake_torch.below_autograd = 0, True
+    assert describe("a", FakeTensor(), None).pointer == 4096
 
 
 @pytest.mark.usefixtures("fake_torch")

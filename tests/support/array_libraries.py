@@ -159,7 +159,11 @@ def torch(no_calls, monkeypatch):
         float16="torch.float16",
         strided="strided",
         current=current,
-        _C=types.SimpleNamespace(_cuda_getCurrentRawStream=lambda device: current.cuda_stream),
+        _C=types.SimpleNamespace(
+            _cuda_getCurrentRawStream=lambda device: current.cuda_stream,
+            DispatchKey=types.SimpleNamespace(AutogradFunctionality="autograd"),
+            _dispatch_tls_is_dispatch_key_excluded=lambda key: False,
+        ),
         cuda=types.SimpleNamespace(current_stream=lambda device: current),
         autograd=types.SimpleNamespace(
             graph=types.SimpleNamespace(increment_version=increment_version),
