@@ -199,6 +199,24 @@ def test_gradients_of_mapped_products_and_mapped_gradients(products):
     assert len(products) == 4
 
 
+@pytest.mark.parametrize("option", [jax.disable_jit, jax.debug_nans, jax.debug_infs], ids=lambda f: f.__name__)
+def test_options_for_debugging(option):
+    a, b = array(5, 7), array(7, 6, seed=1)
+    expected, gradient = exact(a, b), jax.grad(lambda a: exact(a, b).sum())(a)
+    with option(True):
+        close(matmul(a, b), expected)
+        close(jax.grad(lambda a: matmul(a, b).sum())(a), gradient)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [(jax.debug_nans, np.nan), (jax.debug_infs, np.inf)], ids=["NaN", "infinity"]
+)
+def test_values_that_jax_is_told_to_find(option, value):
+    a, b = jnp.full((5, 7), value, jnp.float32), jnp.ones((7, 6))
+    with option(True), pytest.raises(FloatingPointError):
+        matmul(a, b)
+
+
 def test_scan_and_remat():
     a, b = array(5, 5), array(5, 5, seed=1)
 

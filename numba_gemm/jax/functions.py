@@ -178,8 +178,18 @@ def _summed(x: Any, shape: tuple[int, ...]) -> Any:
     return x.sum(axes, keepdims=True) if axes else x
 
 
+_compiled = jax.jit(_bind, static_argnames=("layout", "precision"))
+
+
+def _computed(a: jax.Array, b: jax.Array, *, layout: str, precision: str) -> jax.Array:
+    """Multiply arrays, as a compiled program also where JAX is told to run uncompiled code."""
+    # Under these options, `jax.jit` may run the function itself, which would call the primitive and so this again.
+    with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+        return _compiled(a, b, layout=layout, precision=precision)
+
+
 product.def_abstract_eval(_result)
-product.def_impl(jax.jit(_bind, static_argnames=("layout", "precision")))
+product.def_impl(_computed)
 ad.defbilinear(product, _of_a, _of_b)
 batching.primitive_batchers.__setitem__(product, _batched)  # by name, for autodoc's stand-in of JAX
 mlir.register_lowering(product, jax.ffi.ffi_lowering(TARGET))  # parameters are passed on as attributes
