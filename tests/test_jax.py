@@ -242,6 +242,31 @@ def test_shard_map(device):
         loss(matmul, True, b)
 
 
+def test_explicit_meshes(device):
+    """Arrays that an axis divides are refused; each of the two remedies of the message has the right gradients."""
+    spec = jax.sharding.PartitionSpec
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,), devices=[device])
+    a, b = array(4, 7), array(7, 6, seed=1)
+
+    def loss(multiply, a, b):
+        return (multiply(a, b) ** 2).sum()
+
+    gradient = jax.grad(partial(loss, exact), (0, 1))(a, b)
+    with jax.set_mesh(mesh):
+        for divided in (spec("x"), spec(None, "x")), (spec(), spec("x")):
+            x, y = (jax.sharding.reshard(one, how) for one, how in zip((a, b), divided, strict=True))
+            for call in (matmul, jax.jit(matmul), jax.grad(partial(loss, matmul))):
+                with pytest.raises(NotImplementedError, match=r"sharding .*'x'.*; call it inside jax\.shard_map"):
+                    call(x, y)
+            whole = (jax.sharding.reshard(one, spec()) for one in (x, y))
+            for one, expected in zip(jax.grad(partial(loss, matmul), (0, 1))(*whole), gradient, strict=True):
+                close(one, expected)
+        rows, x, y = spec("x"), *map(jax.sharding.reshard, (a, b), (spec("x"), spec()))
+        mapped = jax.shard_map(matmul, in_specs=(rows, spec()), out_specs=rows, check_vma=False)
+        for one, expected in zip(jax.grad(partial(loss, mapped), (0, 1))(x, y), gradient, strict=True):
+            close(one, expected)
+
+
 # ------------------------------------------------------------------------------------------------------ precisions
 
 PRESETS = jax.lax.DotAlgorithmPreset

@@ -61,7 +61,7 @@ def matmul(
     ValueError, jax.errors.JaxRuntimeError
         When the product is computed: for arrays on another device, and for a precision that the GPU cannot run.
     NotImplementedError
-        Inside `jax.shard_map` with ``check_vma=True``.
+        Inside `jax.shard_map` with ``check_vma=True``, and for arrays that are divided over explicit axes of a mesh.
 
     Examples
     --------
@@ -133,6 +133,12 @@ def _result(a: Any, b: Any, *, layout: str, precision: str) -> Any:
             "called inside jax.shard_map with check_vma=True; expected check_vma=False, since the product does not "
             "follow which axes of the mesh its operands vary over; pass check_vma=False"
         )
+    if any(_is_divided(x) for x in (a, b)):
+        raise NotImplementedError(
+            f"a has sharding {a.sharding.spec} and b has sharding {b.sharding.spec} on explicit axes of a mesh; "
+            "expected no axis that divides them, since the product does not divide its result; call it inside "
+            "jax.shard_map with check_vma=False, or pass jax.sharding.reshard(x, jax.sharding.PartitionSpec()) of each"
+        )
     m, n = a.shape[-2 if layout[0] == "N" else -1], b.shape[-1 if layout[1] == "N" else -2]
     return jax.core.ShapedArray((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), m, n), a.dtype)
 
@@ -141,6 +147,11 @@ def _varies(x: Any) -> bool:
     """Return True if `jax.shard_map` follows over which axes of its mesh an operand varies."""
     # Up to JAX 0.9, and from 0.10 on. Derivatives would lack a sum over these axes.
     return bool(getattr(x, "vma", ())) or not getattr(getattr(x, "manual_axis_type", None), "empty", True)
+
+
+def _is_divided(x: Any) -> bool:
+    """Return True if explicit axes of a mesh divide an operand; the type of the result would have to name them, too."""
+    return any(axis not in (None, jax.sharding.PartitionSpec.UNCONSTRAINED) for axis in x.sharding.spec)
 
 
 def _batched(operands: Any, axes: Any, *, layout: str, precision: str) -> tuple[Any, int]:
