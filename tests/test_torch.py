@@ -175,6 +175,20 @@ def test_error_is_within_the_bound():
     check(found, a.cpu().numpy(), b.detach().cpu().numpy())
 
 
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+def test_batched_gradients(shapes):
+    """Those of `is_grads_batched`, by which PyTorch computes vectorized Jacobians."""
+    a, b = operands(shapes)
+    bias = tensor(b.shape[-1], seed=2, grad=True)
+    for leaves, result in (((a, b), ours.matmul(a, b)), ((bias, a, b), ours.addmm(bias, a, b))):
+        weights = tensor(3, *result.shape, seed=4)
+        found = torch.autograd.grad(result, leaves, weights, is_grads_batched=True, retain_graph=True)
+        for place, one in enumerate(weights):
+            expected = torch.autograd.grad(result, leaves, one, retain_graph=True)
+            for batched, other in zip(found, expected, strict=True):
+                close(batched[place], other)
+
+
 def test_only_what_a_gradient_needs_is_kept():
     a, b = tensor(5, 7), tensor(7, 6, grad=True)
     kept = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -254,7 +255,8 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         above = grad
         # One long sum instead of a batch of products and their sum. PyTorch flattens no DTensor that is cut within.
         if len(b_shape) == 2 and not is_dtensor(grad):
-            a, above = a.flatten(0, -2), grad.flatten(0, -2)
+            # Not by `flatten`, which batched gradients (`is_grads_batched`) do not support.
+            a, above = (x.reshape(prod(x.shape[:-1]), x.shape[-1]) for x in (a, grad))
         of_b = product(a.mT, above, b_by_columns).sum_to_size(b_shape)
     if ctx.added is None:
         return of_a, of_b, None, None
