@@ -266,8 +266,7 @@ def _check(precision: Any, **tensors: Any) -> None:
         canonical(precision)
     if is_dtensor(tensors.get("out")):
         raise TypeError("out is a DTensor; expected no out with DTensors: the result is a new one")
-    if not torch.compiler.is_compiling():
-        register_sharding(*tensors.values())
+    register_sharding()
 
 
 def _direct(*tensors: Tensor) -> bool:

@@ -5,6 +5,7 @@ PyTorch chooses the division that moves least data, moves it, and computes each 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -24,9 +25,10 @@ def are_dtensors(*tensors: Tensor) -> bool:
     return all(map(is_dtensor, tensors)) and _registered()
 
 
-def register_sharding(*tensors: Tensor) -> None:
-    """Tell PyTorch how the operators may divide their operands, if any of these is a DTensor."""
-    any(are_dtensors(x) for x in tensors)
+@torch.compiler.assume_constant_result  # called while code is compiled, too
+def register_sharding() -> bool:
+    """Tell PyTorch how the operators may divide DTensors, if their package is imported; return True if it knows."""
+    return "torch.distributed.tensor" in sys.modules and _registered()
 
 
 @cache

@@ -159,6 +159,14 @@ def refused(mesh):
     return 2
 
 
+def compiled(mesh):
+    """A compiled product, before any other one: while it is traced, PyTorch has to learn how to divide it."""
+    a, b = values(6, 8), values(8, 4)
+    given = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Replicate()])
+    close(torch.compile(numba_gemm.torch.matmul, backend="aot_eager", fullgraph=True)(*given), a.double() @ b.double())
+    return 1
+
+
 def simulated(mesh):
     """One product by the package's kernels, a mesh of two dimensions, and parts that are sums."""
     a, b = values(6, 8), values(8, 4)
@@ -177,7 +185,7 @@ def main(rank, world, meeting):
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timedelta(seconds=100)
     )
     mesh = init_device_mesh("cpu", (world,))
-    count = simulated(mesh)
+    count = compiled(mesh) + simulated(mesh)
     operators._sgemm = by_torch
     count += matrices(mesh, rank, world) + sums(mesh) + batches(mesh) + gradients(mesh)
     count += gradients_of_batches(mesh) + refused(mesh)
