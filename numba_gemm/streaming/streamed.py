@@ -48,7 +48,8 @@ def streamed_sgemm(
     Parameters
     ----------
     a, b : ndarray of shape (M, K), ndarray of shape (K, N); float32
-        NumPy arrays or memory maps, with any strides. They must not be written before the call returns.
+        NumPy arrays or memory maps, with any strides. They must not be written before the call returns. Numba's mapped
+        and managed arrays are taken as host memory, on whichever device they were made.
     out : ndarray of shape (M, N), float32, optional
         C; must share no element with `a` or `b`. Sharing through two maps of one file is not detected. If `out` is in
         a mapped file (`numpy.memmap`, `mmap.mmap`, shared memory), the file's disk space is reserved before anything is
@@ -250,6 +251,7 @@ def _checked(
             raise TypeError(f"{name} has dtype {array.dtype}; expected float32; pass {name}.astype(numpy.float32)")
     ordinals = _ordinals(device, devices)
     home = ordinals[0] if ordinals else None
+    a, b, out = (_plain(array) for array in (a, b, out))
     wanted = checked(a, b, out, alpha, beta, None, "auto", None, (), home, precision)
     for ordinal in ordinals[1:]:
         check_precision(wanted.precision, device_properties(ordinal).cc)
@@ -298,8 +300,18 @@ def _by_columns(array: np.ndarray) -> bool:
     return HostMatrix.lies_by_columns(array)
 
 
+def _plain(array: Any) -> Any:
+    """Return an array without its subclass: Numba's mapped and managed arrays are host memory here.
+
+    Their class has a transpose and a view of its own, in device memory. Masked arrays stay what they are: `checked`
+    refuses them.
+    """
+    return array if array is None or isinstance(array, np.ma.MaskedArray) else np.asarray(array)
+
+
 def _by_rows(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return operands of a product whose C is stored by rows: C stored by columns is its transpose stored by rows."""
+    a, b, c = (_plain(array) for array in (a, b, c))
     return (b.T, a.T, c.T) if _by_columns(c) else (a, b, c)
 
 

@@ -328,6 +328,34 @@ def test_page_locked_operands_are_copied_from_where_they_are(tiny, by_numpy, mon
     np.testing.assert_array_equal(streamed_sgemm(a, b, c, memory_limit=least_memory(a, b) + 2000), a @ b)
 
 
+class Mapped(np.ndarray):
+    """An array as `numba.cuda.mapped_array` makes it, whose methods work in device memory."""
+
+    __cuda_ndarray__, gpu_data = True, None
+    T = property(lambda self: pytest.fail("it was transposed on the device"))
+
+    def view(self, dtype):
+        pytest.fail("it was viewed on the device")
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("mapped", ["a", "b out", "a b out"])
+@pytest.mark.parametrize("layout", ["by rows", "by columns"])
+def test_mapped_arrays_are_host_memory(tiny, by_numpy, mapped, layout):
+    def array(name, x):
+        return np.ndarray.view(x, Mapped) if name in mapped.split() else x
+
+    a, b, c = integers(37, 45), integers(45, 52), np.empty((37, 52), np.float32, order="FC"[layout == "by rows"])
+    x, y, out = array("a", a), array("b", b), array("out", c)
+    limit = least_memory(a, b) + 2000
+    assert streamed_sgemm(x, y, out, memory_limit=limit) is out
+    np.testing.assert_array_equal(c, a @ b)
+    assert streaming.blocking_of(x, y, memory_limit=limit) == streaming.blocking_of(a, b, memory_limit=limit)
+    assert streaming.expected_time(x, y, out, memory_limit=limit).devices == 1
+    assert streamed_sgemm(x, y, out, alpha=0.0) is out
+    assert not c.any()
+
+
 @pytest.mark.simulator
 def test_only_dense_rows_are_copied_without_a_buffer(monkeypatch):
     device = queues.SimulatedDevice(0)
@@ -701,6 +729,7 @@ def test_progress_is_told_of_every_part(tiny, by_numpy, capsys, layout):
         ((integers(2, 3), integers(4, 2)), {}, ValueError, "3 columns of a against 4 rows"),
         ((integers(2, 3), integers(4, 2)), {}, ValueError, r"expected shapes \(M, K\) and \(K, N\); pass"),
         ((integers(2, 3).astype(float), integers(3, 2)), {}, TypeError, "a has dtype float64"),
+        ((integers(2, 3), np.ma.array(integers(3, 2))), {}, TypeError, "b is a NumPy masked array"),
         ((integers(2, 3), integers(3, 2)), {"memory_limit": 1.5}, TypeError, "memory_limit is of type float"),
         ((integers(2, 3), integers(3, 2)), {"memory_limit": True}, TypeError, "memory_limit is of type bool"),
         ((integers(2, 3), integers(3, 2)), {"memory_limit": 0}, ValueError, "above 0"),
