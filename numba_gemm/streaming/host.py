@@ -229,11 +229,25 @@ def mapped_files(array: np.ndarray) -> list[tuple[Path, int, int]]:
     return found
 
 
+def _is_locked(path: Path) -> bool:
+    """Return True if this process has a lock on a file (`fcntl.lockf`), which it loses when it closes the file."""
+    try:
+        lines = Path("/proc/locks").read_bytes().splitlines()
+    except OSError:
+        return False
+    process, file = b"%d" % os.getpid(), b":%d" % path.stat().st_ino
+    for line in lines:
+        fields = line.split()  # number, kind, mode, access, process, device and inode, begin, end
+        if b"POSIX" in fields[:2] and fields[-4:-3] == [process] and fields[-3].endswith(file):
+            return True
+    return False
+
+
 def reserve_file(array: np.ndarray) -> None:
     """Reserve disk space for the mapped files that back an array, before anything is computed.
 
     Writing to a page of a mapped file for which the disk has no space ends the process (SIGBUS). Where the system
-    cannot reserve space, or the file no longer has a name, nothing is done.
+    cannot reserve space, the file no longer has a name, or this process has locked it, nothing is done.
 
     Raises
     ------
@@ -244,7 +258,7 @@ def reserve_file(array: np.ndarray) -> None:
         return
     for path, begin, size in mapped_files(array):
         try:
-            if not path.is_file():  # deleted, or a device
+            if not path.is_file() or _is_locked(path):  # deleted, or a device
                 continue
             with path.open("r+b") as file:
                 if os.fstat(file.fileno()).st_size < begin + size:

@@ -53,8 +53,8 @@ def streamed_sgemm(
     out : ndarray of shape (M, N), float32, optional
         C; must share no element with `a` or `b`. Sharing through two maps of one file is not detected. If `out` is in
         a mapped file (`numpy.memmap`, `mmap.mmap`, shared memory), the file's disk space is reserved before anything is
-        computed, but only on Linux, and only while the file has a name; otherwise a full disk ends the process
-        (SIGBUS). By default, a new array.
+        computed, but only on Linux, and only if the file has a name and this process has no `fcntl` lock on it, which
+        would be lost; otherwise a full disk ends the process (SIGBUS). By default, a new array.
     alpha, beta : real number
         As for `tiled_sgemm`.
     memory_limit : int, optional

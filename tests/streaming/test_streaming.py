@@ -787,6 +787,27 @@ def space_of(path):
 
 
 @pytest.mark.simulator
+@pytest.mark.skipif(not os.access("/proc/locks", os.R_OK), reason="the system lists no locks")
+def test_locks_of_a_file_are_kept(tmp_path):
+    """The file is not opened, since closing it would end the locks; another process sees them afterwards."""
+    fcntl = pytest.importorskip("fcntl")
+    out = np.memmap(tmp_path / "c", np.float32, "w+", shape=(512, 1024))
+    locks = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+
+    def can_be_locked():
+        return subprocess.run([sys.executable, "-c", locks, tmp_path / "c"], stderr=subprocess.DEVNULL).returncode == 0
+
+    with (tmp_path / "c").open("r+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        host.reserve_file(out)
+        assert not can_be_locked()
+        assert space_of(tmp_path / "c") < 100_000
+    assert can_be_locked()
+    host.reserve_file(out)
+    assert space_of(tmp_path / "c") >= out.nbytes
+
+
+@pytest.mark.simulator
 def test_a_file_gets_its_space_first(tmp_path):
     """A mapped file is sparse until its pages are written; then it contains the result."""
     out = np.memmap(tmp_path / "c", np.float32, "w+", shape=(512, 1024))
