@@ -54,6 +54,8 @@ class TracedArray:
         Bytes per element.
     begin : int
         Bytes from the start of the allocation to the first element.
+    dtype : dtype
+        Type of the elements; of dynamic shared memory, words of no type.
     """
 
     name: str
@@ -62,6 +64,7 @@ class TracedArray:
     strides: tuple[int, ...]
     itemsize: int
     begin: int
+    dtype: np.dtype[Any]
 
     def indices(self, offsets: np.ndarray) -> np.ndarray:
         """Return the indices of the elements at these byte offsets from the first one, one row per element."""
@@ -148,7 +151,9 @@ class Recorder:
         low, high = np.lib.array_utils.byte_bounds(owner)
         begin = watch.address(array) - low
         return self._add(
-            array, TracedArray(name, GLOBAL, array.shape, array.strides, array.itemsize, begin), (low, high)
+            array,
+            TracedArray(name, GLOBAL, array.shape, array.strides, array.itemsize, begin, array.dtype),
+            (low, high),
         )
 
     def _add(self, array: np.ndarray[Any, Any], described: TracedArray, memory: tuple[int, int]) -> Any:
@@ -166,12 +171,12 @@ class Recorder:
             return watch.watched(array, self, number)
         self._shared_of[place] = len(self.arrays)
         name = self._shared_name()
-        shape, strides, itemsize = array.shape, array.strides, array.itemsize
+        shape, strides, dtype = array.shape, array.strides, array.dtype
         if place is None:
-            shape, strides, itemsize = (array.size // WORD_BYTES,), (WORD_BYTES,), WORD_BYTES
+            shape, strides, dtype = (array.size // WORD_BYTES,), (WORD_BYTES,), np.dtype((np.void, WORD_BYTES))
         else:
             check_elements(name, array)
-        return self._add(array, TracedArray(name, SHARED, shape, strides, itemsize, 0), memory)
+        return self._add(array, TracedArray(name, SHARED, shape, strides, dtype.itemsize, 0, dtype), memory)
 
     def _shared_name(self) -> str:
         """Return the variable that the array is assigned to, with a number if another array has that name."""

@@ -1,4 +1,4 @@
-"""Faults of a kernel's result: races, reads of memory without a value, wrong elements, elements of other threads."""
+"""Faults of a kernel: types, races, reads of memory without a value, wrong elements, elements of other threads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..device.units import FLOAT32_BYTES
+from ..inspect.recording import SHARED
 from ..inspect.tracing import Race
 from ..simulator import patches
 from .finding import Finding, place
@@ -20,6 +21,7 @@ __all__ = ["faults"]
 
 def faults(run: Run) -> Iterator[Finding]:
     """Yield the faults of a run, causes before effects."""
+    yield from _types(run)
     for race in run.trace.races:
         yield _race(run, race)
     for read in run.trace.unwritten:
@@ -62,6 +64,20 @@ def _where(race: Race) -> str:
         return "in the same line"
     file, line = race.second_line
     return f"at line {line}" if file == race.first_line[0] else f"at {place(file, line)}"
+
+
+def _types(run: Run) -> Iterator[Finding]:
+    """Yield arrays in shared memory that do not hold float32."""
+    for array in run.trace.arrays:
+        if array.space == SHARED and array.dtype != np.float32:
+            made = [
+                node.lineno
+                for node in ast.walk(syntax_tree(run.kernel) or ast.Module([], []))
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == array.name
+            ]
+            yield Finding(
+                "error", f"{array.name} holds {array.dtype}, expected float32", *_place_of(run, min(made, default=0))
+            )
 
 
 def _old_output(run: Run) -> Iterator[Finding]:

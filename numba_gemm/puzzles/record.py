@@ -169,9 +169,10 @@ class Puzzle:
         return list(self.shapes)[-1]
 
     def arguments(self, case: Case) -> dict[str, Any]:
-        """Return the kernel's arguments for a case: small integers, in float32, whose products and sums are exact.
+        """Return the kernel's arguments for a case: small multiples of 1/4, whose products and sums are exact.
 
-        The output holds NaN, unless the case has a beta other than 0.
+        They are no integers, so that a kernel that converts them to integers is wrong. The output holds NaN, unless the
+        case has a beta other than 0.
         """
         random = np.random.default_rng(0)
         made: dict[str, Any] = {}
@@ -179,7 +180,7 @@ class Puzzle:
             if name not in self.shapes:
                 made[name] = np.float32(case[name])
                 continue
-            values = random.integers(-9, 10, self.extents(self.shapes[name], case)).astype(np.float32)
+            values = random.integers(-9, 10, self.extents(self.shapes[name], case)).astype(np.float32) / 4
             made[name] = values if name != self.output or case.get("beta") else np.full_like(values, np.nan)
         return made
 

@@ -5,20 +5,31 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 from ..simulator import patches
 from .finding import Finding
+from .values import (
+    NUMBERS,
+    array_shape,
+    assigned,
+    integer_sum,
+    is_call_of,
+    is_constant,
+    local_constants,
+    outer_names,
+)
 
 __all__ = ["first_store", "syntax_tree", "unsuitable"]
 
 # Names that only NumPy knows, not kernels; its types of numbers are known to both.
 ARRAY_METHODS = {"T", "dot", "max", "mean", "min", "sum", "transpose"}
 EXTENTS = {"dtype", "itemsize", "ndim", "shape", "size", "strides"}  # attributes of an array that access no element
-NUMBERS = re.compile(r"(\w+\.)?(bool|float|int|uint)(8|16|32|64|_)")  # types of Numba and NumPy
+FLOAT64 = {"double", "float64", "float_"}  # types of Numba and NumPy
+NUMBER_NODES = (ast.Constant, ast.UnaryOp, ast.BinOp, ast.unaryop, ast.operator)
 COLLECTIONS = (ast.Dict, ast.DictComp, ast.GeneratorExp, ast.List, ast.ListComp, ast.Set, ast.SetComp)
 
 
@@ -58,13 +69,6 @@ def _is_no_element(node: ast.AST) -> bool:
     return isinstance(node, (ast.MatMult, ast.Slice, *COLLECTIONS))
 
 
-def _has_computed_extents(node: ast.AST) -> bool:
-    """Return True for a shared or local array with a sum or product as an extent, which the compiler refuses."""
-    if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith(("shared.array", "local.array")):
-        return False
-    return any(isinstance(part, ast.BinOp) for extents in node.args[:1] for part in ast.walk(extents))
-
-
 def _combines_inside_a_comparison(node: ast.AST) -> bool:
     """Return True for ``row < m & col < n``, which means ``row < (m & col) < n``."""
     if not isinstance(node, ast.Compare):
@@ -78,6 +82,12 @@ def _is_float64(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, float)
 
 
+def _names_float64(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr in FLOAT64
+    return isinstance(node, ast.Name) and node.id in ("float", "float64")
+
+
 RULES: tuple[tuple[Callable[[ast.AST], bool], str, str], ...] = (
     (_is_gap, "unfinished", "your code is missing here, in place of `...`"),
     (
@@ -85,11 +95,6 @@ RULES: tuple[tuple[Callable[[ast.AST], bool], str, str], ...] = (
         "error",
         "a kernel computes with single elements, so that each access is counted: no slices, no lists, no operations on "
         "rows or arrays",
-    ),
-    (
-        _has_computed_extents,
-        "error",
-        "the extents of a shared or local array are numbers or constants of the file, and not computed here",
     ),
     (
         _combines_inside_a_comparison,
@@ -102,6 +107,7 @@ RULES: tuple[tuple[Callable[[ast.AST], bool], str, str], ...] = (
         "a number with a decimal point is a float64, and makes the computation one, which is slow on a GPU: write "
         "float32(...) around it",
     ),
+    (_names_float64, "error", "a float64 makes the computation one of 64 bits, which is slow on a GPU: use float32"),
 )
 
 
@@ -124,39 +130,92 @@ def unsuitable(
         asked, got = (", ".join(names) for names in (parameters, own))
         text = f"the kernel's parameters are ({got}), expected ({asked})"
         return Finding("unfinished", text, code.co_filename, code.co_firstlineno)
-    tree = syntax_tree(kernel)
-    if tree is None:
-        return None
+    for function, tree in _functions(patches.python_function(kernel)):
+        finding = _broken_rule(function, tree, parameters, dimensions)
+        if finding is None and function.__code__ is code:
+            finding = _no_element(function, tree, dimensions) or _returned_value(function, tree)
+        if finding is not None:
+            return finding
+    return None
+
+
+def _functions(kernel: Callable[..., Any]) -> Iterator[tuple[Callable[..., Any], ast.Module]]:
+    """Yield a kernel and the functions of its module that it calls, each with its syntax tree."""
+    pending, seen = [kernel], {kernel}
+    while pending:
+        function = pending.pop(0)
+        tree = syntax_tree(function)
+        if tree is None:
+            continue
+        yield function, tree
+        outer = outer_names(function)
+        for node in ast.walk(tree):
+            called = outer.get(node.id) if isinstance(node, ast.Name) else None
+            called = getattr(called, "py_func", called)
+            if isinstance(called, FunctionType) and called.__globals__ is kernel.__globals__ and called not in seen:
+                pending.append(called)
+                seen.add(called)
+
+
+def _broken_rule(
+    function: Callable[..., Any], tree: ast.Module, parameters: tuple[str, ...], dimensions: Mapping[str, int]
+) -> Finding | None:
+    """Return a finding if a function breaks a rule that holds for kernels and for the functions that they call."""
+    file = function.__code__.co_filename
+    constants = local_constants(tree, outer_names(function))
+    converted = _converted(tree)
     for statement in (node for node in ast.walk(tree) if isinstance(node, ast.stmt)):
         for node in ast.iter_child_nodes(statement):
             if isinstance(node, ast.stmt):
                 continue
-            parts = _without_float32(node)
+            parts = [part for part in ast.walk(node) if part not in converted]
             for breaks, kind, text in RULES:
                 if any(map(breaks, parts)):
-                    return Finding(kind, text, code.co_filename, statement.lineno)
-    return _no_element(kernel, tree, dimensions) or _integer_sum(tree, code.co_filename)
+                    return Finding(kind, text, file, statement.lineno)
+            shapes = (shape for shape in map(array_shape, parts) if shape is not None)
+            if not all(is_constant(shape, constants) for shape in shapes):
+                text = (
+                    "the extents of a shared or local array are numbers or constants of the file, and not computed here"
+                )
+                return Finding("error", text, file, statement.lineno)
+    begun = integer_sum(tree, constants, set(parameters) - set(dimensions))
+    if begun is None:
+        return None
+    name, line = begun
+    text = (
+        f"{name} begins as an integer, and its sum with a float32 is a float64, which is slow on a GPU: "
+        "write float32(0)"
+    )
+    return Finding("error", text, file, line)
 
 
-def _without_float32(node: ast.AST) -> list[ast.AST]:
-    """Return a node and all nodes below it, except arguments of ``float32(...)``."""
-    found = [node]
-    if not (isinstance(node, ast.Call) and ast.unparse(node.func).endswith("float32")):
-        for child in ast.iter_child_nodes(node):
-            found += _without_float32(child)
+def _converted(tree: ast.Module) -> set[ast.AST]:
+    """Return the numbers in ``float32(...)``, with their signs and operations on them."""
+    found: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("float32"):
+            for argument in node.args:
+                parts = list(ast.walk(argument))
+                if all(isinstance(part, NUMBER_NODES) and not _is_gap(part) for part in parts):
+                    found.update(parts)
     return found
 
 
-def _no_element(kernel: Any, tree: ast.Module, dimensions: Mapping[str, int]) -> Finding | None:
+def _returned_value(function: Callable[..., Any], tree: ast.Module) -> Finding | None:
+    """Return a finding if a kernel returns a value, which the compiler refuses."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    others = {part for inner in functions[1:] for part in ast.walk(inner)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Return) and node not in others and ast.unparse(node) not in ("return", "return None"):
+            text = "a kernel returns no value: its results are in its arrays"
+            return Finding("error", text, function.__code__.co_filename, node.lineno)
+    return None
+
+
+def _no_element(function: Callable[..., Any], tree: ast.Module, dimensions: Mapping[str, int]) -> Finding | None:
     """Return a finding if an array is used as a whole, or with fewer indices than it has dimensions."""
-    function = patches.python_function(kernel)
-    try:
-        found = inspect.getclosurevars(function)
-        constants = {**found.globals, **found.nonlocals}
-    except ValueError:  # a name of the closure that has no value yet
-        constants = dict(function.__globals__)
-    arrays = _arrays(tree, dimensions, constants)
-    tuples = {name for name, value in _assigned(tree) if _may_be_indices(value)}
+    arrays = _arrays(tree, dimensions, outer_names(function))
+    tuples = {name for name, value in assigned(tree) if _may_be_indices(value)}
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Name) or node.id not in arrays or not isinstance(node.ctx, ast.Load):
@@ -166,7 +225,7 @@ def _no_element(kernel: Any, tree: ast.Module, dimensions: Mapping[str, int]) ->
             indices = used.slice.elts if isinstance(used.slice, ast.Tuple) else [used.slice]
             index = indices[0] if len(indices) == 1 else None
             unknown = index and (_may_be_indices(index) or (isinstance(index, ast.Name) and index.id in tuples))
-            if len(indices) >= ndim or unknown or _is_call_of(parents[used], "len"):
+            if len(indices) >= ndim or unknown or is_call_of(parents[used], "len"):
                 continue
         elif isinstance(used, ast.Attribute):
             if used.attr in EXTENTS:
@@ -191,10 +250,6 @@ def _no_element(kernel: Any, tree: ast.Module, dimensions: Mapping[str, int]) ->
     return None
 
 
-def _is_call_of(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func) == name
-
-
 def _may_be_indices(node: ast.expr) -> bool:
     """Return True for an expression that may be a tuple of indices: a tuple, or what an unknown function returns."""
     if isinstance(node, ast.IfExp):
@@ -207,57 +262,20 @@ def _may_be_indices(node: ast.expr) -> bool:
     return isinstance(node, (ast.Tuple, ast.Starred))
 
 
-def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Yield each name that is assigned to, and the value."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and not _is_call_of(node.iter, "range"):
-            yield node.target.id, ast.Tuple([], ast.Load())  # each element, which may be a tuple
-        if not isinstance(node, ast.Assign):
-            continue
-        for target in node.targets:
-            if isinstance(target, ast.Name):
-                yield target.id, node.value
-            elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = zip(target.elts, node.value.elts, strict=False)
-                yield from ((one.id, value) for one, value in pairs if isinstance(one, ast.Name))
-
-
 def _arrays(tree: ast.Module, dimensions: Mapping[str, int], constants: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of dimensions of parameters, shared and local arrays, by name, without ambiguous names."""
     found = {name: {ndim} for name, ndim in dimensions.items()}
-    for name, value in _assigned(tree):
+    for name, value in assigned(tree):
         ndims = {0}  # unknown
         if isinstance(value, ast.IfExp):
             ndims = set().union(*(found.get(ast.unparse(one), {0}) for one in (value.body, value.orelse)))
         elif isinstance(value, ast.Name):
             ndims = found.get(value.id, ndims)
-        elif isinstance(value, ast.Call) and ast.unparse(value.func).endswith(("shared.array", "local.array")):
-            shape = next(iter([*value.args[:1], *(key.value for key in value.keywords if key.arg == "shape")]), None)
+        elif (shape := array_shape(value)) is not None:
             if isinstance(shape, ast.Name):
                 extents = constants.get(shape.id, ())
                 ndims = {len(extents) if isinstance(extents, tuple) else 1}
-            elif shape is not None:
+            else:
                 ndims = {len(shape.elts) if isinstance(shape, ast.Tuple) else 1}
         found[name] = found.get(name, set()) | ndims
     return {name: min(ndims) for name, ndims in found.items() if len(ndims) == 1 and min(ndims)}
-
-
-def _integer_sum(tree: ast.Module, file: str) -> Finding | None:
-    """Return a finding if a sum of elements begins as an integer, which makes it a float64."""
-    begun = {
-        node.targets[0].id: node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        if isinstance(node.value, ast.Constant) and type(node.value.value) is int
-    }
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.AugAssign) or not isinstance(node.target, ast.Name) or node.target.id not in begun:
-            continue
-        elements = (part for part in ast.walk(node.value) if isinstance(part, ast.Subscript))
-        if any(isinstance(part.value, ast.Name) for part in elements):
-            text = (
-                f"{node.target.id} begins as an integer, and its sum with a float32 is a float64, which is slow on a "
-                "GPU: write float32(0)"
-            )
-            return Finding("error", text, file, begun[node.target.id])
-    return None

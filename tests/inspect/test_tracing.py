@@ -909,7 +909,7 @@ def test_tracing_needs_the_simulator():
 def test_indices_of_offsets(view):
     whole = np.zeros((5, 8), np.float32)
     x = whole[view]
-    array = TracedArray("x", "global", x.shape, x.strides, 4, 0)
+    array = TracedArray("x", "global", x.shape, x.strides, 4, 0, x.dtype)
     places = list(np.ndindex(x.shape))
     offsets = np.array([i * x.strides[0] + j * x.strides[1] for i, j in places])
     assert [tuple(place) for place in array.indices(offsets).tolist()] == places

@@ -1,4 +1,4 @@
-"""Cases that no kernel passes with a block's place forgotten, and the rule that an access names one element."""
+"""Cases that no kernel passes with a block's place forgotten, and rules about accesses, types, extents and results."""
 
 from __future__ import annotations
 
@@ -177,3 +177,130 @@ def test_name_of_a_closure_without_a_value_is_no_error():
 def test_solutions_access_single_elements(name):
     task = puzzle(name)
     assert unsuitable(task.kernel, task.parameters, task.parameters, task.dimensions) is None
+
+
+# ------------------------------------------------------------------------------------------------- types of numbers
+
+IMPORTS = ("from numba import cuda, float32", "import numpy as np\nfrom numba import cuda, float32, float64, int32")
+SUM = """        acc = float32(0)
+        for p in range(k):
+            acc += a[row, p] * b[p, col]
+        c[row, col] = acc"""
+ZERO, TERM = ("acc = float32(0)", "acc = 0"), "acc += a[row, p] * b[p, col]"
+VALUES = "x, y = a[row, p], b[p, col]"
+
+
+def in_a_function(*lines: str) -> list[tuple[str, str]]:
+    """Return edits of `product` that move its sum to a device function, whose lines are given."""
+    body = "\n    ".join(lines)
+    function = f"@cuda.jit(device=True)\ndef total(a, b, row, col, k):\n    {body}\n    return acc\n\n\n"
+    return [("@cuda.jit\ndef", f"{function}@cuda.jit\ndef"), (SUM, "        c[row, col] = total(a, b, row, col, k)")]
+
+
+@pytest.mark.parametrize(
+    ("name", "edits", "says"),
+    [
+        ("product", [ZERO, (TERM, "acc = acc + a[row, p] * b[p, col]")], "acc begins as an integer"),
+        (
+            "product",
+            [ZERO, (TERM, "x, y = a[row, p], b[p, col]\n            acc += x * y")],
+            "acc begins as an integer",
+        ),
+        ("product", [("acc = float32(0)", "acc = int32(0)")], "acc begins as an integer"),
+        ("product", [("acc = float32(0)", "first = acc = 0")], "begins as an integer"),
+        ("product", [("@cuda.jit", "ZERO = 0\n\n\n@cuda.jit"), ("float32(0)", "ZERO")], "acc begins as an integer"),
+        (
+            "epilogue",
+            [("value = alpha * acc", "value = 0\n        value += alpha * acc")],
+            "value begins as an integer",
+        ),
+        ("product", [("float32(0)", "float64(0)")], "use float32"),
+        ("product", [("float32(0)", "np.float64(0)")], "use float32"),
+        ("product", [("float32(0)", "float(0)")], "use float32"),
+        ("product", [(TERM, "acc = float32(0.5 * a[row, p] * b[p, col])")], "with a decimal point"),
+        ("shared_tile", [("(T, T), float32", "(T, T), float64")], "use float32"),
+        ("shared_tile", [("(T, T), float32", "(T, T), dtype=np.float64")], "use float32"),
+        ("shared_tile", [("(T, T), float32", "(T, T), int32")], "a_tile holds int32, expected float32"),
+        ("shared_tile", [("(T, T), float32", '(T, T), "f8"')], "a_tile holds float64, expected float32"),
+        ("product", [("float32(0)", "int32(0)"), (TERM, "acc += int32(a[row, p] * b[p, col])")], "c[0, 0] is "),
+        ("product", in_a_function("acc = 0.0", "for p in range(k):", f"    {TERM}"), "with a decimal point"),
+        ("product", in_a_function("acc = 0", "for p in range(k):", f"    {TERM}"), "acc begins as an integer"),
+        ("product", in_a_function("acc = float32(a[row, :] @ b[:, col])"), "computes with single elements"),
+        ("product", [(SUM, "        c[row, col] = float32((a[row, :] * b[:, col]).sum())")], "single elements"),
+        ("product", [(SUM, "        c[row, col] = float32(a[row, :] @ b[:, col])")], "single elements"),
+        ("product", [("float32(0)", "float32(...)")], "your code is missing"),
+    ],
+)
+def test_other_numbers_are_refused(name, edits, says, tmp_path):
+    finding = checked(name, tmp_path, IMPORTS, *edits).finding
+    assert says in finding.text
+    assert finding.line
+
+
+@pytest.mark.parametrize(
+    ("name", "edits"),
+    [
+        ("product", [("float32(0)", "float32(-0.0)")]),
+        ("product", [("float32(0)", "float32(1.0 / 4) - float32(0.25)")]),
+        ("product", [("acc = float32(0)", "acc = 0\n        acc = float32(0)")]),
+        ("product", [("range(k):", "range(k):\n            n = 0\n            n = n + p")]),
+        ("product", [(TERM, f"{VALUES}; n = 0; n += int32(x); acc += x * y")]),
+        ("product", [(TERM, f"{VALUES}; n = 0; n += 1 if x > y else 2; acc += x * y")]),
+        ("product", [("k = a.shape[1]", "shape = a.shape\n    k = 0\n    k += shape[1]")]),
+        ("product", in_a_function("acc = float32(0)", "for p in range(k):", f"    {TERM}")),
+    ],
+)
+def test_numbers_of_32_bits_are_accepted(name, edits, tmp_path):
+    assert checked(name, tmp_path, IMPORTS, *edits).solved
+
+
+# ---------------------------------------------------------------------------------------------- extents and results
+
+TILE = "    tile = cuda.shared.array((T, T), float32)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tile = cuda.shared.array(shape=(T, T + 1), dtype=float32)",
+        "tile = cuda.shared.array(shape=(cuda.blockDim.y, cuda.blockDim.x), dtype=float32)",
+        "n = cuda.blockDim.x; tile = cuda.shared.array((n, n), float32)",
+        "n = T + 1; tile = cuda.shared.array((T, n), float32)",
+        "n = 8; n += 1; tile = cuda.shared.array((T, n), float32)",
+        "tile = cuda.shared.array((np.int64(T), T), float32)",
+        "tile = cuda.shared.array((int(T), T), float32)",
+        "tile = cuda.shared.array([T, T], float32)",
+    ],
+)
+def test_computed_extents_are_refused(line, tmp_path):
+    """By the compiler, too, whose types of extents are literal integers."""
+    verdict = checked("transpose", tmp_path, IMPORTS, (TILE, f"    {line}"))
+    assert verdict.points() == 0
+    assert (
+        "shared or local array are numbers or constants" in verdict.finding.text or "no lists" in verdict.finding.text
+    )
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "tile = cuda.shared.array((8, T), float32)",
+        "tile = cuda.shared.array(dtype=float32, shape=(8, T))",
+        "n = T\n    m = n\n    tile = cuda.shared.array((m, n), float32)",
+        "n, m = 8, T\n    tile = cuda.shared.array((m, n), float32)",
+        "shape = (T, 8)\n    tile = cuda.shared.array(shape, float32)",
+        "shape = (T, 8)\n    m, n = shape\n    tile = cuda.shared.array((m, n), float32)",
+        "shape = (T, 8)\n    tile = cuda.shared.array((shape[0], shape[1]), float32)",
+    ],
+)
+def test_constant_extents_are_accepted(lines, tmp_path):
+    """By the compiler, too."""
+    assert checked("transpose", tmp_path, (TILE, f"    {lines}")).solved
+
+
+@pytest.mark.parametrize(("value", "solved"), [("", True), (" None", True), (" True", False), (" c", False)])
+def test_kernels_return_nothing(value, solved, tmp_path):
+    edits = ("    m, n = c.shape", f"    m, n = c.shape\n    if m < 0:\n        return{value}")
+    verdict = checked("element", tmp_path, edits)
+    assert verdict.solved == solved
+    assert solved or "returns no value" in verdict.finding.text or "single elements" in verdict.finding.text

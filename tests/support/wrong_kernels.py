@@ -66,8 +66,8 @@ ELEMENT = (
         ("Idx.y * cuda.blockDim.y + cuda.threadIdx.y", "Idx.x * cuda.blockDim.x + cuda.threadIdx.x"),
         at="c[row, col] = float32(2) * a[row, col]",
         says=(
-            "c[0, 1] is never written, expected 6 (M=8, N=8); 56 of 64 elements are wrong. c[0, 0] is written "
-            "by thread (0, 0, 0) of block (0, 0, 0) and by thread (0, 1, 0) of block (0, 0, 0)"
+            "c[0, 1] is never written, expected 1.5 (M=8, N=8); 56 of 64 elements are wrong. c[0, 0] is written by "
+            "thread (0, 0, 0) of block (0, 0, 0) and by thread (0, 1, 0) of block (0, 0, 0)"
         ),
     ),
     wrong(
@@ -76,8 +76,8 @@ ELEMENT = (
         ("cuda.blockIdx.x * cuda.blockDim.x + ", ""),
         at="c[row, col] = float32(2) * a[row, col]",
         says=(
-            "c[0, 8] is never written, expected -12 (M=13, N=18); 130 of 234 elements are wrong. c[0, 0] is "
-            "written by thread (0, 0, 0) of block (0, 0, 0) and by thread (0, 0, 0) of block (1, 0, 0)"
+            "c[0, 8] is never written, expected -3 (M=13, N=18); 130 of 234 elements are wrong. c[0, 0] is written "
+            "by thread (0, 0, 0) of block (0, 0, 0) and by thread (0, 0, 0) of block (1, 0, 0)"
         ),
     ),
     wrong(
@@ -95,8 +95,8 @@ PRODUCT = (
         ("range(k)", "range(k - 1)"),
         at="c[row, col] = acc",
         says=(
-            "c[0, 0] is -57, expected -53 (M=8, N=8, K=5); thread (0, 0, 0) of block (0, 0, 0) wrote it here; "
-            "56 of 64 elements are wrong"
+            "c[0, 0] is -3.5625, expected -3.3125 (M=8, N=8, K=5); thread (0, 0, 0) of block (0, 0, 0) wrote it "
+            "here; 56 of 64 elements are wrong"
         ),
     ),
     wrong(
@@ -170,7 +170,7 @@ COALESCED = (
         ("y + cuda.threadIdx.y", "y + cuda.threadIdx.x"),
         at="c[row, col] = acc",
         says=(
-            "c[0, 1] is never written, expected 6 (M=16, N=32, K=8); 480 of 512 elements are wrong. c[0, 0] is "
+            "c[0, 1] is never written, expected 0.375 (M=16, N=32, K=8); 480 of 512 elements are wrong. c[0, 0] is "
             "written by thread (0, 0, 0) of block (0, 0, 0) and by thread (0, 1, 0) of block (0, 0, 0)"
         ),
     ),
@@ -182,8 +182,8 @@ STRIDED = (
         ("range(t, k, T)", "range(t * (k // T), (t + 1) * (k // T))"),
         at="c[row, t] = acc",
         says=(
-            "c[0, 0] is 10, expected 6 (M=3, K=72); thread (0, 0, 0) of block (0, 0, 0) wrote it here; 94 of 96"
-            " elements are wrong"
+            "c[0, 0] is 2.5, expected 1.5 (M=3, K=72); thread (0, 0, 0) of block (0, 0, 0) wrote it here; 94 of 96 "
+            "elements are wrong"
         ),
     ),
     wrong(
@@ -192,8 +192,8 @@ STRIDED = (
         ("range(t, k, T)", "range(t, k)"),
         at="c[row, t] = acc",
         says=(
-            "c[0, 0] is 21, expected 6 (M=3, K=72); thread (0, 0, 0) of block (0, 0, 0) wrote it here; 95 of 96"
-            " elements are wrong"
+            "c[0, 0] is 5.25, expected 1.5 (M=3, K=72); thread (0, 0, 0) of block (0, 0, 0) wrote it here; 95 of 96 "
+            "elements are wrong"
         ),
     ),
     wrong(
@@ -213,7 +213,7 @@ STRIDED = (
         ("acc +=", "acc ="),
         at="c[row, t] = acc",
         says=(
-            "c[0, 0] is 7, expected 6 (M=3, K=72); thread (0, 0, 0) of block (0, 0, 0) wrote it here; 93 of 96 "
+            "c[0, 0] is 1.75, expected 1.5 (M=3, K=72); thread (0, 0, 0) of block (0, 0, 0) wrote it here; 93 of 96 "
             "elements are wrong"
         ),
     ),
@@ -245,7 +245,7 @@ TRANSPOSE = (
         ("= tile[tx, ty]", "= tile[ty, tx]"),
         at="c[col + ty, row + tx] = tile[ty, tx]",
         says=(
-            "c[0, 1] is 3, expected -6 (M=8, N=8); thread (1, 0, 0) of block (0, 0, 0) wrote it here; 54 of 64 "
+            "c[0, 1] is 0.75, expected -1.5 (M=8, N=8); thread (1, 0, 0) of block (0, 0, 0) wrote it here; 54 of 64 "
             "elements are wrong"
         ),
     ),
@@ -363,7 +363,7 @@ SHARED = (
         ("a_tile[ty, p] * b_tile[p, tx]", "a_tile[p, ty] * b_tile[p, tx]"),
         at="c[row, col] = acc",
         says=(
-            "c[0, 0] is 183, expected 140 (M=8, N=8, K=16); thread (0, 0, 0) of block (0, 0, 0) wrote it here; "
+            "c[0, 0] is 11.4375, expected 8.75 (M=8, N=8, K=16); thread (0, 0, 0) of block (0, 0, 0) wrote it here; "
             "64 of 64 elements are wrong"
         ),
     ),
@@ -384,8 +384,8 @@ SHARED = (
         ("b[k0 + ty, col]", "b[ty, col]"),
         at="c[row, col] = acc",
         says=(
-            "c[0, 0] is -56, expected 140 (M=8, N=8, K=16); thread (0, 0, 0) of block (0, 0, 0) wrote it here; "
-            "61 of 64 elements are wrong"
+            "c[0, 0] is -3.5, expected 8.75 (M=8, N=8, K=16); thread (0, 0, 0) of block (0, 0, 0) wrote it here; 61 "
+            "of 64 elements are wrong"
         ),
     ),
 )
@@ -452,8 +452,8 @@ COLUMN = (
         ("        acc[i] = float32(0)", "        pass"),
         at="c[block_row + row + i, block_col + col] = acc[i]",
         says=(
-            "c[0, 0] is nan, expected -86 (M=16, N=16, K=8); thread (0, 0, 0) of block (0, 0, 0) wrote it here;"
-            " 256 of 256 elements are wrong. A local array holds no zeros at first: is acc (line `acc = "
+            "c[0, 0] is nan, expected -5.375 (M=16, N=16, K=8); thread (0, 0, 0) of block (0, 0, 0) wrote it here; "
+            "256 of 256 elements are wrong. A local array holds no zeros at first: is acc (line `acc = "
             "cuda.local.array(TM, float32)`) read before it is written?"
         ),
     ),
@@ -474,8 +474,8 @@ COLUMN = (
         ("block_row + row + i,", "block_row + row,"),
         at="c[block_row + row, block_col + col] = acc[i]",
         says=(
-            "c[0, 0] is 89, expected -86 (M=16, N=16, K=8); thread (0, 0, 0) of block (0, 0, 0) wrote it here; "
-            "256 of 256 elements are wrong"
+            "c[0, 0] is 5.5625, expected -5.375 (M=16, N=16, K=8); thread (0, 0, 0) of block (0, 0, 0) wrote it "
+            "here; 256 of 256 elements are wrong"
         ),
     ),
     wrong(
@@ -507,8 +507,8 @@ TILE = (
         ("b_frag[j] = b_tile[p, col + j]", "b_frag[0] = b_tile[p, col + j]"),
         at="c[block_row + row + i, block_col + col + j] = acc[i, j]",
         says=(
-            "c[0, 0] is -158, expected 5 (M=32, N=32, K=8); thread (0, 0, 0) of block (0, 0, 0) wrote it here; "
-            "1024 of 1024 elements are wrong"
+            "c[0, 0] is -9.875, expected 0.3125 (M=32, N=32, K=8); thread (0, 0, 0) of block (0, 0, 0) wrote it "
+            "here; 1024 of 1024 elements are wrong"
         ),
     ),
     wrong(
@@ -517,8 +517,8 @@ TILE = (
         ("= acc[i, j]", "= acc[j, i]"),
         at="c[block_row + row + i, block_col + col + j] = acc[j, i]",
         says=(
-            "c[0, 1] is 1, expected -69 (M=32, N=32, K=8); thread (0, 0, 0) of block (0, 0, 0) wrote it here; "
-            "766 of 1024 elements are wrong"
+            "c[0, 1] is 0.0625, expected -4.3125 (M=32, N=32, K=8); thread (0, 0, 0) of block (0, 0, 0) wrote it "
+            "here; 766 of 1024 elements are wrong"
         ),
     ),
     wrong(
@@ -527,7 +527,7 @@ TILE = (
         ("acc[i, j] +=", "acc[i, j] ="),
         at="c[block_row + row + i, block_col + col + j] = acc[i, j]",
         says=(
-            "c[0, 0] is -0, expected 5 (M=32, N=32, K=8); thread (0, 0, 0) of block (0, 0, 0) wrote it here; "
+            "c[0, 0] is -0, expected 0.3125 (M=32, N=32, K=8); thread (0, 0, 0) of block (0, 0, 0) wrote it here; "
             "1018 of 1024 elements are wrong"
         ),
     ),
@@ -572,8 +572,8 @@ VECTOR = (
         ("two * v[3]", "two * v[2]"),
         at="store4(c, row, col, (two * v[0], two * v[1], two * v[2], two * v[2]))",
         says=(
-            "c[0, 3] is 0, expected -8 (M=8, N=32); thread (0, 0, 0) of block (0, 0, 0) wrote it here; 60 of "
-            "256 elements are wrong"
+            "c[0, 3] is 0, expected -2 (M=8, N=32); thread (0, 0, 0) of block (0, 0, 0) wrote it here; 60 of 256 "
+            "elements are wrong"
         ),
     ),
 )
@@ -614,7 +614,7 @@ BANKS = (
         ("tile[tx, i]", "tile[tx, i ^ tx]"),
         at="c[col + i, row + tx] = tile[tx, i ^ tx]",
         says=(
-            "c[0, 1] is 7, expected -8 (M=32, N=32); thread (1, 0, 0) of block (0, 0, 0) wrote it here; 942 of "
+            "c[0, 1] is 1.75, expected -2 (M=32, N=32); thread (1, 0, 0) of block (0, 0, 0) wrote it here; 942 of "
             "1024 elements are wrong"
         ),
     ),
@@ -636,8 +636,8 @@ BUFFERS = (
         ("        buffer = 1 - buffer\n", ""),
         at="c[row, col] = acc",
         says=(
-            "c[0, 0] is -204, expected 56 (M=8, N=8, K=32); thread (0, 0, 0) of block (0, 0, 0) wrote it here; "
-            "64 of 64 elements are wrong"
+            "c[0, 0] is -12.75, expected 3.5 (M=8, N=8, K=32); thread (0, 0, 0) of block (0, 0, 0) wrote it here; 64 "
+            "of 64 elements are wrong"
         ),
     ),
     wrong(
@@ -701,7 +701,7 @@ WARP = (
         ("warp // 2 * WM + ", ""),
         at="c[block_row + row + i, block_col + col + j] = acc[i, j]",
         says=(
-            "c[16, 0] is never written, expected 43 (M=32, N=32, K=4); 512 of 1024 elements are wrong. c[0, 0] "
+            "c[16, 0] is never written, expected 2.6875 (M=32, N=32, K=4); 512 of 1024 elements are wrong. c[0, 0] "
             "is written by thread (0, 0, 0) of block (0, 0, 0) and by thread (64, 0, 0) of block (0, 0, 0)"
         ),
     ),
@@ -802,8 +802,8 @@ EPILOGUE = (
         ("            value += beta * c[row, col]", "            pass"),
         at="c[row, col] = value",
         says=(
-            "c[0, 0] is -22, expected -26.5 (M=5, N=9, K=3, alpha=-1, beta=0.5); thread (0, 0, 0) of block (0, "
-            "0, 0) wrote it here; 41 of 45 elements are wrong"
+            "c[0, 0] is -1.375, expected -2.5 (M=5, N=9, K=3, alpha=-1, beta=0.5); thread (0, 0, 0) of block (0, 0, "
+            "0) wrote it here; 41 of 45 elements are wrong"
         ),
     ),
     wrong(
@@ -813,8 +813,8 @@ EPILOGUE = (
         ("c[row, col] = value", "c[row, col] = alpha * value"),
         at="c[row, col] = alpha * value",
         says=(
-            "c[0, 0] is -17.5, expected -26.5 (M=5, N=9, K=3, alpha=-1, beta=0.5); thread (0, 0, 0) of block "
-            "(0, 0, 0) wrote it here; 41 of 45 elements are wrong"
+            "c[0, 0] is -0.25, expected -2.5 (M=5, N=9, K=3, alpha=-1, beta=0.5); thread (0, 0, 0) of block (0, 0, "
+            "0) wrote it here; 41 of 45 elements are wrong"
         ),
     ),
     wrong(
