@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import fcntl
 import importlib.util
@@ -361,6 +362,53 @@ def test_an_answer_is_checked(capsys):
     assert said == ["Not yet: line 7 races", "Not yet: <lambda>() is 'a', and should be 'b'."]
     with pytest.raises(ValueError, match="needs a case"):
         lessons.check(abs)
+
+
+BARRIER = "cuda.syncthreads()"
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    ("name", "exercise", "old", "new", "says"),
+    [
+        ("02_shared_tile", "smooth", "", "", "True"),
+        ("02_shared_tile", "smooth", BARRIER, "pass", "a race: "),
+        ("02_shared_tile", "smooth", "float32(0.5)", "float32(2)", "no race, but x[0] is "),
+        (
+            "02_shared_tile",
+            "smooth",
+            "    x[t] = tile[t]",
+            f"    {BARRIER}\n    x[t] = tile[t]",
+            "correct, but with 7 ",
+        ),
+        (
+            "02_shared_tile",
+            "smooth",
+            "    x[t] = tile[t]",
+            f"    x[t] = tile[t]\n    {BARRIER}",
+            "correct, but with 7 ",
+        ),
+        ("02_shared_tile", "smooth", BARRIER, f"if t > 0: {BARRIER}", "DivergentBarrier: "),
+        ("02_shared_tile", "smooth", "max(t - 1, 0)", "t + 1", "IndexError: "),
+        ("03_thread_tiles", "fragments", "", "", "True"),
+        ("03_thread_tiles", "fragments", BARRIER, "pass", "a race: "),
+        ("03_thread_tiles", "fragments", BARRIER, f"if t > 0: {BARRIER}", "DivergentBarrier: "),
+        ("03_thread_tiles", "fragments", "range(8)", "range(9)", "IndexError: "),
+    ],
+)
+def test_an_exercise_names_the_fault(name, exercise, old, new, says, tmp_path):
+    """The solutions of the notebooks, with one edit each."""
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    parts = {node.name: ast.get_source_segment(text, node) for node in functions}  # the last of each name
+    assert old in parts[exercise]
+    head = "import numpy as np\nfrom numba import cuda, float32\nfrom numba_gemm.inspect import trace\n"
+    code = f"{head}FLOAT32_BYTES, T = 4, 4\n{parts['judge']}\n@cuda.jit\n{parts[exercise].replace(old, new, 1)}\n"
+    path = tmp_path / "exercise.py"
+    path.write_text(code, encoding="utf-8")
+    scope = {}
+    exec(compile(code, str(path), "exec"), scope)
+    assert str(scope["judge"](scope[exercise])).startswith(says)
 
 
 def test_what_was_recorded_says_where(monkeypatch, capsys):
