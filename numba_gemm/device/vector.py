@@ -5,7 +5,7 @@ request the vector access: LDG.E.128 and STG.E.128 on an array in global memory,
 memory. The address must be a multiple of 16 bytes, and the four floats must be consecutive; neither is checked on the
 hardware (a misaligned address faults). PTX ISA: "ld" and "st", vector forms ``.v4.f32``.
 
-Simulator twin: the same four elements, after a check of alignment and of unit column stride.
+Simulator twin: the same four elements, after a check of alignment, of unit column stride and of the number of values.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ if SIMULATOR:
     def store4(array, row, col, values):
         """Write a tuple of four floats to ``array[row, col:col+4]`` in one 128-bit access."""
         _check_vector(array, row, col)
+        if not isinstance(values, tuple) or len(values) != 4:
+            got = f"{len(values)} in a {type(values).__name__}" if hasattr(values, "__len__") else repr(values)
+            raise ValueError(f"expected a tuple of four floats, got {got}; compute with the floats one by one")
         write_run(array, [(row, col + i) for i in range(4)], map(np.float32, values))
 
 else:

@@ -85,7 +85,7 @@ class Directory:
         module = types.ModuleType(f"puzzle_{name}")
         module.__file__ = path
         try:
-            exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), vars(module))
+            exec(compile(Path(path).read_text(encoding="utf-8-sig"), path, "exec"), vars(module))
         except SyntaxError as error:
             return Finding("error", f"{type(error).__name__}: {error.msg}", path, error.lineno or 1)
         except (Exception, SystemExit) as error:

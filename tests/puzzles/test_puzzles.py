@@ -190,6 +190,27 @@ def test_message_of_a_file_that_cannot_run(old, new, says, tmp_path, monkeypatch
     assert says in str(kernel_of(text, "element", tmp_path))
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    """Some editors write one."""
+    assert checked("\ufeff" + puzzle("element").solution, "element", tmp_path).solved
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ("2 * v", "got 8 in a tuple; compute with the floats one by one"),
+        ("(v[0], v[1], v[2])", "got 3 in a tuple"),
+        ("two", "got np.float32(2.0)"),
+    ],
+)
+def test_stored_vectors_have_four_floats(values, says, tmp_path):
+    text = puzzle("vector_copy").solution.replace("(two * v[0], two * v[1], two * v[2], two * v[3])", values)
+    finding = checked(text, "vector_copy", tmp_path).finding
+    assert "expected a tuple of four floats, " in finding.text
+    assert says in finding.text
+    assert "store4(" in text.splitlines()[finding.line - 1]
+
+
 @pytest.mark.parametrize(
     "line",
     [
