@@ -14,7 +14,7 @@ from ..runtime.device import device_count
 from ..runtime.driver import device_scope, start
 from .operand import ArrayKind, Operand, imported, name_of
 from .probe import Alike, Probe, Reading, typed
-from .streams import DEFAULT, Stream, cupy_stream
+from .streams import DEFAULT, Stream, bound_first, cupy_stream
 
 FLOAT32 = np.dtype(np.float32)  # one object, in native byte order, shared by all arrays of that type
 
@@ -39,8 +39,7 @@ class NumbaArrays(ArrayKind):
         return Operand(name, self, array, name_of(array.dtype), array.shape, array.strides, pointer, device, bound)
 
     def streams(self, operands: list[Operand], device: int) -> list[Stream]:
-        bound = [operand.stream or DEFAULT for operand in operands]
-        return sorted(bound, key=lambda stream: stream.is_default)  # stable: the first bound stream comes first
+        return bound_first(operand.stream or DEFAULT for operand in operands)
 
     def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
         # Bound to its stream, so that copying it to the host, or passing it on, waits for the product.

@@ -15,7 +15,7 @@ from ..runtime.matrix import at_address
 from . import streams
 from .libraries import NumbaArrays, pointer_device
 from .operand import ArrayKind, Operand, name_of, row_major
-from .streams import DEFAULT, Stream
+from .streams import DEFAULT, Stream, bound_first
 
 
 class Foreign(ArrayKind):
@@ -28,7 +28,7 @@ class Foreign(ArrayKind):
         return NumbaArrays.name
 
     def streams(self, operands: list[Operand], device: int) -> list[Stream]:
-        return [operand.stream for operand in operands if operand.stream is not None] or [DEFAULT]
+        return bound_first(operand.stream for operand in operands if operand.stream is not None) or [DEFAULT]
 
     def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
         return NumbaArrays().empty(shape, device, stream)

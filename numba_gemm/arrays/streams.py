@@ -1,7 +1,7 @@
 """Streams of any library: their handles, the order between two of them, and memory that their work still uses.
 
-A stream's handle is the driver's own, an integer: 0 is the default stream, 1 the legacy default stream by name, 2 the
-calling thread's default stream. In the simulator, only `Stream` has a meaning.
+A stream's handle is the driver's own, an integer: 1 is the legacy default stream, 2 the calling thread's default
+stream, and 0 one of these (see `zero_is_per_thread`). In the simulator, only `Stream` has a meaning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from ..runtime import device as devices
-from ..runtime.driver import call, device_scope, relaxed_capture
+from ..runtime.driver import call, device_scope, relaxed_capture, zero_is_per_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,34 @@ class Stream:
 
     @property
     def is_default(self) -> bool:
-        """True if it is the legacy default stream, under either of its handles."""
+        """True if the handle is one that libraries have for their default stream: 0 or 1."""
         return self.handle in (0, 1)
+
+    @property
+    def named(self) -> Stream:
+        """The same stream; of the handle 0, the default stream that it means, by that stream's own handle."""
+        if self.handle:
+            return self
+        return THREAD_DEFAULT if zero_is_per_thread() else LEGACY_DEFAULT
+
+    @property
+    def is_legacy(self) -> bool:
+        """True if it is the legacy default stream, under either of its handles."""
+        return self.named.handle == LEGACY_DEFAULT.handle
 
     def same(self, other: Stream) -> bool:
         """Return True if both are the same stream."""
-        return self.handle == other.handle or (self.is_default and other.is_default)
+        return self.named.handle == other.named.handle
 
 
 DEFAULT = Stream(0)
+LEGACY_DEFAULT = Stream(1)
 THREAD_DEFAULT = Stream(2)
+
+
+def bound_first(found: Iterable[Stream]) -> list[Stream]:
+    """Return streams in their order, but libraries' default streams last."""
+    return sorted(found, key=lambda stream: stream.is_default)
 
 
 def device_of(stream: Stream) -> int | None:
@@ -87,14 +105,14 @@ def check_device(stream: Stream | None, device: int) -> None:
 
 def is_capturing(stream: Stream) -> bool:
     """Return True if work on the stream is being recorded into a graph instead of executed."""
-    if stream.is_default:
+    if stream.is_legacy:
         return False  # it cannot be captured, and the query may invalidate a capture elsewhere
     status = call(driver.cuStreamIsCapturing, stream.handle)
     return bool(status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
 
 def _follows_default(stream: Stream) -> bool:
-    if stream.handle == THREAD_DEFAULT.handle:
+    if stream.named.handle == THREAD_DEFAULT.handle:
         return True
     return not int(call(driver.cuStreamGetFlags, stream.handle)) & int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
@@ -111,7 +129,7 @@ def wait_for(stream: Stream, producer: Stream, device: int) -> None:
     with device_scope(device):
         if is_capturing(stream) and not is_capturing(producer):
             return
-        if (producer.is_default and _follows_default(stream)) or (stream.is_default and _follows_default(producer)):
+        if (producer.is_legacy and _follows_default(stream)) or (stream.is_legacy and _follows_default(producer)):
             return
         event = call(driver.cuEventCreate, int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         try:

@@ -511,6 +511,14 @@ def test_same_stream():
     assert not one(5).same(one(6))
 
 
+def test_zero_may_be_the_threads_stream(monkeypatch):
+    """As it is with CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM=1."""
+    monkeypatch.setattr(streams, "zero_is_per_thread", lambda: True)
+    one = streams.Stream
+    assert one(0).same(one(2))
+    assert not one(0).same(one(1))
+
+
 # --------------------------------------------------------------------------------- the driver, with a stand-in for it
 
 
@@ -675,6 +683,25 @@ def test_streams_wait_where_nothing_else_orders_them(host_driver, stream, produc
     assert host_driver.asked == expected
 
 
+@pytest.mark.parametrize(
+    ("stream", "producer", "waits"),
+    [(5, 0, True), (0, 5, True), (5, 1, False), (0, 1, False), (1, 0, False), (0, 2, False), (15, 0, True)],
+)
+def test_streams_wait_for_the_threads_stream(host_driver, monkeypatch, stream, producer, waits):
+    """If 0 means the thread's stream, only the legacy default stream orders it with others."""
+    monkeypatch.setattr(streams, "zero_is_per_thread", lambda: True)
+    host_driver.blocking = (5,)
+    streams.wait_for(streams.Stream(stream), streams.Stream(producer), 0)
+    assert [what for what, _ in host_driver.asked] == ["record", "wait", "destroy"] * waits
+
+
+def test_the_threads_stream_may_be_captured(host_driver, monkeypatch):
+    host_driver.capturing = (0,)
+    assert not streams.is_capturing(streams.Stream(0))
+    monkeypatch.setattr(streams, "zero_is_per_thread", lambda: True)
+    assert streams.is_capturing(streams.Stream(0))
+
+
 def test_objects_are_held_until_their_stream_is_done(host_driver):
     class Thing:
         pass
@@ -755,15 +782,17 @@ def test_version_of_a_tensor_that_was_given_is_raised(fake_torch, monkeypatch, o
     assert seen == [out] * raised
 
 
-def test_numba_arrays_work_on_the_first_bound_stream():
-    def bound(handle):
-        described = operand()
-        described.stream = streams.Stream(handle)
-        return described
-
-    order = libraries.NumbaArrays().streams([bound(0), bound(7), bound(5)], 0)
-    assert [stream.handle for stream in order] == [7, 5, 0]
-    assert protocols.Dlpack().streams([operand(), operand()], 0) == [streams.DEFAULT]
+@pytest.mark.parametrize("kind", [libraries.NumbaArrays(), protocols.CudaArrayInterface(), protocols.Dlpack()])
+@pytest.mark.parametrize(
+    ("bound", "order"),
+    [([0, 7, 5], [7, 5, 0]), ([1, 7, 0], [7, 1, 0]), ([None, 0, 7], [7, 0]), ([None, 0], [0]), ([None, None], [0])],
+)
+def test_products_run_on_the_first_bound_stream(kind, bound, order):
+    operands = [operand() for _ in bound]
+    for described, handle in zip(operands, bound, strict=True):
+        described.stream = None if handle is None else streams.Stream(handle)
+    found = kind.streams(operands, 0)
+    assert list(dict.fromkeys(stream.handle for stream in found)) == order
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5])
