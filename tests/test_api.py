@@ -21,7 +21,7 @@ from numba import cuda
 from support.operands import LAYOUTS, NAN, REPEATING, Exported, check, filled, frozen, spaced
 
 import numba_gemm
-from numba_gemm import stages, tiled_sgemm
+from numba_gemm import explain, stages, tiled_sgemm
 from numba_gemm.gemm import heuristics
 from numba_gemm.gemm import launch_choice as launching
 from numba_gemm.gemm.heuristics import Choice
@@ -501,6 +501,20 @@ def test_epilogues(case, vectors, layout):
         assert tiled_sgemm(a, b, out, **options) is out
         plain = -2 * (a.astype(np.float64) @ b) + beta * c
         np.testing.assert_allclose(out, expected(plain, *used), rtol=1e-5, atol=1e-5)
+
+
+def test_longest_sum_with_an_epilogue(monkeypatch):
+    """Longer ones are refused before c is copied into out, and by `explain`, but not if alpha is 0."""
+    monkeypatch.setattr("numba_gemm.gemm.request.MAX_K", 16)
+    out, c = of_shape((2, 3)), of_shape((2, 3), 2)
+    before, (a, b) = out.copy(), (of_shape((2, 17)), of_shape((17, 3)))
+    with pytest.raises(ValueError, match="K is 17 and an epilogue is given, which takes up to 16"):
+        tiled_sgemm(a, b, out, beta=1, c=c, epilogue=relu)
+    np.testing.assert_array_equal(out, before)
+    with pytest.raises(ValueError, match="K is 17 and an epilogue is given"):
+        explain(a, b, epilogue=relu)
+    np.testing.assert_array_equal(tiled_sgemm(a, b, alpha=0, beta=1, c=c, epilogue=relu), np.maximum(c, 0))
+    assert tiled_sgemm(a[:, :16], b[:16], epilogue=relu).shape == (2, 3)
 
 
 @pytest.mark.parametrize("make", [lambda f: f, cuda.jit(device=True)], ids=["Python function", "device function"])

@@ -87,8 +87,8 @@ def plan(
     Raises
     ------
     TypeError, ValueError
-        For other arguments; for a stage that is unknown, or that the GPU cannot run, or that does not
-        compute in the precision or takes no epilogue.
+        For other arguments; for a stage that is unknown, or that the GPU cannot run, or that does not compute in the
+        precision or takes no epilogue; for a K beyond the limit that `tiled_sgemm` has.
     GpuUnavailable
         As for `tiled_sgemm`.
 
@@ -168,12 +168,12 @@ class Plan:
     ) -> None:
         self.m, self.n, self.k, self.batch, self.device, self.layout = m, n, k, batch, device, layout
         self.dtypes = dtypes
-        owner = devices.get_device(device)
-        gpu = owner.properties
+        gpu = devices.get_device(device).properties
         check_precision(precision, gpu.cc, stage)
         request.check_takes_epilogue(stage, precision, gpu.cc, epilogue)
         self._product = self._planned(epilogue)
         self.precision = resolved(precision, self._product, gpu)
+        request.check_terms(self.precision, k, epilogue)
         self._epilogue, self._asked = epilogue, stage
         self._memory = memory  # keeps it alive
         self._repeat: fast_path.Repeated | None = None

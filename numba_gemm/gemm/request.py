@@ -241,11 +241,11 @@ def checked(
     if precision == FP32_AUTO:
         precision = IEEE if empty else resolved(precision, product_for(left, right, epilogue), gpu)
     check_takes_epilogue(stage, precision, gpu.cc, epilogue)
-    check_terms(precision, k)
     if empty:
         # Sums without terms: a and b are not read, and alpha = 0 keeps an infinite or NaN alpha out of beta * C.
         alpha, k, left, right = 0.0, 0, left.emptied(len(left.shape) - 1), right.emptied(max(len(right.shape) - 2, 0))
         stage, precision = (stage if stage in LADDER else "auto"), IEEE
+    check_terms(precision, k, epilogue)
     return Request(
         left, right, target, addend, vectors, last_step, shapes, shape, k, alpha, beta, stage, precision, device, queue
     )
@@ -260,10 +260,11 @@ def check_size(name: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def check_terms(precision: str, k: int) -> None:
-    """Raise ValueError if sums are too long for a precision of the tensor cores."""
-    if precision != IEEE and k > MAX_K:
-        raise ValueError(f"K is {k} and precision is {precision!r}, which takes up to {MAX_K}; expected less")
+def check_terms(precision: str, k: int, epilogue: Any = None) -> None:
+    """Raise ValueError if sums are too long for a precision of the tensor cores, or for an epilogue."""
+    if k > MAX_K and (precision != IEEE or epilogue is not None):
+        given = "an epilogue is given" if precision == IEEE else f"precision is {precision!r}"
+        raise ValueError(f"K is {k} and {given}, which takes up to {MAX_K}; expected less")
 
 
 def check_names(stage: Any, precision: Any) -> PrecisionName:
@@ -309,8 +310,7 @@ def check_takes_epilogue(stage: str, precision: str, cc: tuple[int, int], epilog
         )
     if stage != "auto" and stage not in able:
         raise ValueError(
-            f"stage is {stage!r}, which takes no epilogue; expected 'auto' or one of {', '.join(able)}; pass one of "
-            "these"
+            f"stage is {stage!r}, which takes no epilogue; expected 'auto' or one of {', '.join(able)}; pass one"
         )
 
 

@@ -207,6 +207,16 @@ def test_wrong_calls(case, monkeypatch):
     assert all(word in str(caught.value) for word in words)
 
 
+@pytest.mark.parametrize(
+    "options", [{"stage": "stream_k", "precision": "bf16x6"}, {"epilogue": lambda value, row, col: value}]
+)
+def test_plan_of_sums_that_are_too_long(monkeypatch, options):
+    monkeypatch.setattr("numba_gemm.gemm.request.MAX_K", 16)
+    plan(8, 8, 16, **options)
+    with pytest.raises(ValueError, match=r"K is 17 and .*, which takes up to 16"):
+        plan(8, 8, 17, **options)
+
+
 def test_plan_of_another_device(monkeypatch):
     made, properties = plan(3, 5, 4, stage="naive"), devices.device_properties()
     monkeypatch.setattr(requests, "_common_device", lambda operands, home: 1)
