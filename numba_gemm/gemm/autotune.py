@@ -243,9 +243,10 @@ def clear_autotuned(device: DeviceLike | None = None) -> int:
     OSError
         if the directory cannot be written, or others can change it.
     """
-    count = autotune_cache.clear(None if device is None else devices.ordinal_of(device))
-    forget()
-    return count
+    try:
+        return autotune_cache.clear(None if device is None else devices.ordinal_of(device))
+    finally:
+        forget()
 
 
 def check_positive(name: str, value: Any, kind: Any) -> None:

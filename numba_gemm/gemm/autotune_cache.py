@@ -91,7 +91,11 @@ def keep(device: int, wanted: Problem, choice: Choice, microseconds: float, cand
     }
     name, place, made = _name(devices.device_properties(device)), _directory(), {key(wanted): entry}
     with _lock:
-        _known[name] = _known.get(name, {}) | made
+        known = _known.get(name)
+        if known is None and place is not None:  # no later call reads the file, should the write fail
+            with suppress(Exception), PrivateDirectory(place) as opened:
+                known = _read(opened, name)
+        _known[name] = (known or {}) | made
         if place is None:
             return None
         try:
@@ -156,17 +160,16 @@ def clear(device: int | None = None) -> int:
     prefix = "" if device is None else _prefix(devices.device_properties(device))
     count = 0
     with _lock:
-        for name in [name for name in _known if name.startswith(prefix)]:
-            _known[name] = {}
         place = _directory()
         names = [name for name in _files(place) if name.startswith(prefix)]
-        if place is None or not names:
-            return 0
-        with PrivateDirectory(place) as opened, opened.locked(LOCK):
-            for name in names:
-                with suppress(Exception):  # a broken one is deleted, too
-                    count += len(_read(opened, name))
-                opened.delete(name)
+        if place is not None and names:
+            with PrivateDirectory(place) as opened, opened.locked(LOCK):
+                for name in names:
+                    with suppress(Exception):  # a broken one is deleted, too
+                        count += len(_read(opened, name))
+                    opened.delete(name)
+        for name in [name for name in _known if name.startswith(prefix)]:  # not if an error left them on disk
+            _known[name] = {}
     return count
 
 

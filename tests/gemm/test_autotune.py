@@ -517,6 +517,39 @@ def test_directory_that_cannot_be_written(place, monkeypatch):
 
 
 @pytest.mark.usefixtures("clock")
+def test_choices_on_disk_outlive_a_failed_write(monkeypatch):
+    def full(*_):
+        raise OSError("no space left on device")
+
+    autotune(A, B)
+    autotune_cache.forget()
+    monkeypatch.setattr(private_files.PrivateDirectory, "write", full)
+    with pytest.warns(CacheWarning, match="no space left .* this process only"):
+        assert autotune(A[:8], B).stored is None
+    assert "autotune" in reason(), "it is on disk"
+    assert "autotune" in reason(A[:8], B)
+
+
+@pytest.mark.usefixtures("clock")
+def test_choices_that_cannot_be_deleted_stay_in_use(monkeypatch):
+    def readonly(*_):
+        raise OSError("read-only file system")
+
+    autotune(A, B)
+    calls = CallCache()
+    calls["like this"] = "known"
+    monkeypatch.setattr(product, "calls", calls)
+    with monkeypatch.context() as patch:
+        patch.setattr(private_files.PrivateDirectory, "delete", readonly)
+        with pytest.raises(OSError, match="read-only file system"):
+            clear_autotuned()
+    assert "autotune" in reason()
+    assert not calls, "they are chosen anew"
+    assert clear_autotuned() == 1
+    assert "autotune" not in reason()
+
+
+@pytest.mark.usefixtures("clock")
 def test_file_that_cannot_be_read(place):
     path = autotune(A, B).stored
     path.unlink()
