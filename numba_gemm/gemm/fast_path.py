@@ -74,22 +74,28 @@ class CallCache(dict[Hashable, CachedCall]):
     checked : set of tuple
         Tag, type of the arrays, and device of calls without an epilogue that were checked in full; empty unless
         `any_extents`.
+    generation : object
+        Another one after each `clear`. Kernels that were chosen in an earlier generation are not added.
     """
 
     def __init__(self, any_extents: bool = False) -> None:
         self.any_extents = any_extents
         self.checked: set[tuple[Hashable, type, int]] = set()
+        self.generation = object()
 
     def clear(self) -> None:
-        """Remove all calls."""
+        """Remove all calls, and those that other threads are about to add."""
+        self.generation = object()
         self.checked.clear()
         super().clear()
 
-    def store(self, key: Hashable, call: CachedCall) -> None:
-        """Add a call; if there are too many, instead of all others."""
+    def store(self, key: Hashable, call: CachedCall, generation: object) -> None:
+        """Add a call whose kernels were chosen in a generation; if there are too many, instead of all others."""
         if len(self) >= MAX_CALLS:
             super().clear()
         self[key] = call
+        if self.generation is not generation:  # asked afterwards: a later `clear` removes the call
+            self.pop(key, None)
 
     def repeating(self, tag: Hashable, a: Any, b: Any, out: Any) -> Repeated | None:
         """Return a function for calls like a cached one, on the current stream; None if such calls gain nothing."""
@@ -196,6 +202,7 @@ def remember(
     placed: tuple[Operand, Operand, Operand, Sequence[Operand]],
     request: Request,
     launched: Sequence[Launched],
+    generation: object,
 ) -> None:
     """Let calls like this one, which was checked in full and launched, take the fast path.
 
@@ -213,6 +220,8 @@ def remember(
         The call.
     launched : sequence of Launched
         Its launches.
+    generation : object
+        The cache's, from before their kernels were chosen.
     """
     a, b, out, vectors = given
     probe = probe_of(kind, a)
@@ -238,7 +247,7 @@ def remember(
 
     spans = (*reach(left), *reach(right))
     call = CachedCall(request.device, request.shape, tuple(launched), spans, tuple(map(reach, others)))
-    cache.store(reading[0], call)
+    cache.store(reading[0], call, generation)
     if cache.any_extents and not vectors and request.epilogue is None:
         cache.checked.add((tag, type(a), request.device))
 
@@ -266,7 +275,7 @@ def _of_other_extents(cache: CallCache, key: Any, stride_bytes: int) -> CachedCa
         return None
     if (a.row_stride | a.col_stride | b.row_stride | b.col_stride | c.row_stride) % FLOAT32_BYTES or offsets & 0x333:
         return None
-    stage, precision = tag
+    generation, (stage, precision) = cache.generation, tag
     product, gpu = Product(a, b, c), devices.device_properties(device)
     if (precision := canonical(precision)) == FP32_AUTO:
         precision = resolved(precision, product._replace(c=dense("N", m, n)), gpu)  # as for a new C
@@ -276,7 +285,7 @@ def _of_other_extents(cache: CallCache, key: Any, stride_bytes: int) -> CachedCa
         return None
     high, (a_low, a_high), (b_low, b_high) = c.span[1], a.span, b.span  # C begins with its first element
     call = CachedCall(device, (m, n), tuple(launched), (-a_high, high - a_low, -b_high, high - b_low), ())
-    cache.store(key, call)
+    cache.store(key, call, generation)
     return call
 
 

@@ -73,7 +73,7 @@ def checked_product(
             done = fast_path.try_fast(cache, key, a, b, out, alpha, beta, stream, (*epilogue_args, *parts))
             if done is not None:
                 return done
-    precision = IEEE if precision is None else precision
+    precision, generation = IEEE if precision is None else precision, cache.generation
     request = checked(a, b, out, alpha, beta, stream, stage, epilogue, epilogue_args, home, precision, c)
     if held is not None:
         request = held.of(request)
@@ -104,5 +104,5 @@ def checked_product(
         if tag is not None and request.k and tag == fast_path.tag_of(stage, precision, epilogue, epilogue_args):
             given = a, b, out, (*epilogue_args, *parts)
             placement = placed.a, placed.b, placed.c, placed.vectors
-            fast_path.remember(cache, key, left.kind, given, placement, request, launched)
+            fast_path.remember(cache, key, left.kind, given, placement, request, launched, generation)
     return arrays.returned(left, placed, request.device) if out is None else out

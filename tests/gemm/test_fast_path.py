@@ -700,6 +700,26 @@ def test_only_calls_of_a_kind_that_was_checked(torch, gpu, checked, first, secon
     assert len(checked) == 2
 
 
+@pytest.mark.parametrize("other", [False, True], ids=["the first call", "other extents"])
+def test_choices_made_before_the_cache_was_cleared_are_not_kept(torch, gpu, monkeypatch, other):
+    """As by `autotune` in another thread, while this one compiles."""
+    a, b, _ = operands()
+    if other:
+        tiled_sgemm(tensor(filled(9, 11)), tensor(filled(11, 5)))
+    bind = devices.Device.bind
+
+    def cleared_meanwhile(*arguments):
+        products.forget()
+        return bind(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(devices.Device, "bind", cleared_meanwhile)
+        check(tiled_sgemm(tensor(a), tensor(b)).x, a, b)
+    assert not products.calls
+    tiled_sgemm(tensor(a), tensor(b))
+    assert len(products.calls) == 1
+
+
 def test_plans_take_no_other_extents(torch, gpu):
     multiply = plan(9, 5, 11)
     multiply(*extents((9, 11), (11, 5)))
@@ -827,7 +847,7 @@ def remembered(no_calls):
     def remember(a, b, c, vectors=()):
         cache, request = fast_path.CallCache(), types.SimpleNamespace(device=0, shape=c.shape)
         given, launched = (object(), object(), object(), vectors), [(None, 0, 0, 0, True)]
-        fast_path.remember(cache, "tag", Kind(), given, (a, b, c, vectors), request, launched)
+        fast_path.remember(cache, "tag", Kind(), given, (a, b, c, vectors), request, launched, cache.generation)
         return cache["key"]
 
     return remember
