@@ -446,6 +446,8 @@ def test_weights_are_taken_without_grad_mode(checked, mode):
         inference = torch.full((20, 24), NAN)
     for _ in range(2):
         check(torch.get(tiled_sgemm(left, view.detach(), inference)), x, weight.T)
+    c = torch.put(x @ weight.T)
+    check(torch.get(tiled_sgemm(left, view.detach(), inference, beta=1.0, c=c)), x, weight.T, beta=1.0, c=x @ weight.T)
 
 
 @pytest.mark.parametrize("cached", [False, True])

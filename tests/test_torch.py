@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import re
@@ -19,6 +20,7 @@ torch = pytest.importorskip("torch")
 
 import numba_gemm.torch as ours  # noqa: E402
 from numba_gemm.arrays import torch_tensors  # noqa: E402
+from numba_gemm.arrays.streams import DEFAULT as DEFAULT_STREAM  # noqa: E402
 from numba_gemm.torch import operators  # noqa: E402
 
 DEVICE, OPERATORS = operators.DEVICE, operators.OPERATORS
@@ -46,6 +48,20 @@ def tensor(*shape, seed=0, grad=False):
 
 def close(found, expected):
     torch.testing.assert_close(found, expected.to(found.dtype), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_c_is_copied_into_a_tensor_of_inference_mode(monkeypatch, inference):
+    """Outside that mode, too; another tensor gets another version."""
+    monkeypatch.setattr(TorchTensors, "_own_stream", lambda *_: None)  # without a GPU there is none
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    with torch.inference_mode(inference):
+        out = torch.zeros(3, 4, device=DEVICE)
+    before = None if inference else out._version
+    kind, c = torch_tensors.TorchTensors(), tensor(4, 1).T
+    kind.copy(types.SimpleNamespace(array=c), types.SimpleNamespace(array=out), 0, DEFAULT_STREAM)
+    assert torch.equal(out, c.expand(3, 4))
+    assert inference or out._version > before
 
 
 @pytest.fixture

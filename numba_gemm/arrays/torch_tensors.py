@@ -128,7 +128,8 @@ class TorchTensors(ArrayKind):
 
     def copy(self, source: Operand, target: Operand, device: int, stream: Stream) -> None:
         torch: Any = sys.modules["torch"]
-        with torch.no_grad(), torch.cuda.stream(self._own_stream(stream, device)):
+        # A tensor of inference mode can be written in that mode only; other tensors get another version there, too.
+        with torch.inference_mode(), torch.cuda.stream(self._own_stream(stream, device)):
             target.array.copy_(source.array)
 
     @staticmethod
