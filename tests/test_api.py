@@ -75,6 +75,31 @@ def test_stages_by_name(stage, shape):
     check(tiled_sgemm(a, b, stage=stage), a, b)
 
 
+def at_odd_address(x):
+    buffer = np.zeros(x.nbytes + 1, np.uint8)[1:]
+    view = np.ndarray(x.shape, np.float32, buffer, strides=x.strides)
+    view[...] = x
+    return view
+
+
+@pytest.mark.parametrize("stage", ["auto", "stream_k", "thin", "naive"])
+@pytest.mark.parametrize(
+    "lay_out",
+    [LAYOUTS["packed records"], at_odd_address, lambda x: at_odd_address(np.asfortranarray(x))],
+    ids=["packed records", "odd addresses", "odd addresses, by columns"],
+)
+def test_numpy_elements_that_are_not_aligned(stage, lay_out):
+    a, b, c = filled(20, 40), filled(40, 3), filled(20, 3, seed=1)
+    x, y, out = map(lay_out, (a, b, c))
+    assert not any(one.flags.aligned for one in (x, y, out))
+    told, dense = explain(x, y, out, stage=stage), explain(np.array(x), np.array(y), np.array(out), stage=stage)
+    assert (told.config, told.a_access, told.b_access) == (dense.config, dense.a_access, dense.b_access)
+    assert tiled_sgemm(x, y, out, beta=0.5, stage=stage) is out
+    check(out, a, b, beta=0.5, c=c)
+    check(tiled_sgemm(x[0], y, alpha=0.5, stage=stage)[None], a[:1], b, alpha=0.5)
+    np.testing.assert_array_equal(tiled_sgemm(x, y, alpha=0, stage=stage), np.zeros((20, 3)))
+
+
 def strided(draw, rows, cols):
     return spaced(filled(rows, cols), draw(st.sampled_from([-2, -1, 1, 3])), draw(st.sampled_from([-3, -1, 1, 2])))
 

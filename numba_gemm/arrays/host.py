@@ -37,7 +37,7 @@ class HostArrays(ArrayKind):
     def placed(self, operand: Operand) -> Operand:
         """Return a dense layout without an address: column-major if each matrix is, else row-major."""
         shape = operand.shape
-        if _by_columns(operand.array):
+        if _by_columns(np.asarray(operand.array)):
             *batch, cols_stride, row_stride = row_major((*shape[:-2], shape[-1], shape[-2]), operand.itemsize)
             strides = (*batch, row_stride, cols_stride)
         else:
@@ -100,7 +100,7 @@ class HostArrays(ArrayKind):
 
 
 class SimulatedHostArrays(HostArrays):
-    """NumPy arrays in the simulator, whose kernels access them in place."""
+    """NumPy arrays in the simulator, used in place; those whose elements are not aligned are copied."""
 
     @contextmanager
     def product(
@@ -116,11 +116,22 @@ class SimulatedHostArrays(HostArrays):
         stream: Stream | None,
         addend: Operand | None = None,
     ) -> Iterator[Product]:
-        """Yield the arrays themselves."""
+        """Yield the arrays themselves, or aligned copies."""
         c = self.empty(shape, device, DEFAULT) if out is None else out
         if addend is not None:
             self.copy(addend, c, device, DEFAULT)
-        yield Product(a, b, c, vectors, DEFAULT, c.array)
+        x, y, z, *others = (self._aligned(one) for one in (a, b, c, *vectors))
+        yield Product(x, y, z, others, DEFAULT, c.array)
+        if z is not c:
+            self.copy(z, c, device, DEFAULT)
+
+    def _aligned(self, operand: Operand) -> Operand:
+        """Return an operand, or its dense copy if its elements are not aligned."""
+        if operand.is_aligned or 0 in operand.shape:
+            return operand
+        array = np.asarray(operand.array)
+        dense = array.swapaxes(-1, -2).copy().swapaxes(-1, -2) if _by_columns(array) else array.copy()
+        return replace(self.placed(operand), array=dense, pointer=dense.ctypes.data)
 
     def view(self, operand: Operand, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
         return at_address(operand.array, pointer, shape, strides, operand.readonly, operand.dtype)
@@ -129,7 +140,7 @@ class SimulatedHostArrays(HostArrays):
         return self.describe("out", np.empty(shape, np.float32), stream)
 
     def placed(self, operand: Operand) -> Operand:
-        return operand
+        return operand if operand.is_aligned else super().placed(operand)
 
     def copies(self, given: list[Operand], result: Operand, *, reads_out: bool) -> Copies:
         return Copies()

@@ -64,6 +64,11 @@ class Operand:
         """Bytes per element."""
         return ITEM_BYTES.get(self.dtype, FLOAT32_BYTES)
 
+    @property
+    def is_aligned(self) -> bool:
+        """True if all elements are at multiples of their size."""
+        return not any(value % self.itemsize for value in (self.pointer, *self.strides))
+
     def emptied(self, axis: int) -> Operand:
         """Return the same array with an extent of 0 along an axis."""
         return replace(self, shape=(*self.shape[:axis], 0, *self.shape[axis + 1 :]))

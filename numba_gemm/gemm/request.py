@@ -346,7 +346,7 @@ def check_elements(operand: Operand) -> None:
             + (OTHER_OUT if is_out else f"pass {operand.kind.cast.format(name)}")
         )
     size = operand.itemsize
-    if operand.device is not None and any(value % size for value in (operand.pointer, *operand.strides)):
+    if operand.device is not None and not operand.is_aligned:
         raise ValueError(
             f"{name} has elements off the {size}-byte boundaries that a GPU reads {operand.dtype} at (address "
             f"{operand.pointer:#x}, strides {operand.strides}); expected aligned elements; "
