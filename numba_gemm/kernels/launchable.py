@@ -10,7 +10,7 @@ from .ladder.partitions import default_partition
 from .ladder.stage import ANY, Variant
 from .product import Layout, Product, dense
 from .scalars import index
-from .stage import Partition, check_grid
+from .stage import MAX_K, Partition, check_grid
 
 ANY_STRIDES = (12, 8)  # bytes; no access of neighbours is possible
 
@@ -94,6 +94,11 @@ def launchable(
     if stage not in STAGES:
         raise ValueError(f"stage is {stage!r}; expected one of {', '.join(STAGES)}; pass one of these")
     m, n, k = index("m", m, 1), index("n", n, 1), index("k", k, 1)
+    if k > MAX_K:
+        raise ValueError(
+            f"k is {k}, and one launch takes up to {MAX_K}; expected less; launch kernels for parts of k, all but the "
+            "first with beta=1"
+        )
     record = STAGES[stage]
     if config is None:
         config = record.configs[0]

@@ -125,6 +125,7 @@ def test_every_stage_compiles_for_arrays(stage):
             "blocks is 2 and stage is 'short_sums', which gives each block one tile; expected None; leave it out",
         ),
         (("stream_k", 8, 8, 8), {"blocks": 0}, "blocks is 0; expected 1 or more"),
+        (("thin", 8, 8, 2**33 + 4), {}, "k is 8589934596, and one launch takes up to 1073741824; expected less"),
         (("naive", 2**40, 2**40, 8), {}, "a grid of 34359738368 by 34359738368 blocks; expected at most"),
     ],
 )
