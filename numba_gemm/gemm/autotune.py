@@ -21,6 +21,7 @@ from . import autotune_cache, heuristics
 from .candidate_bench import SPAN_US, CandidateBench
 from .heuristics import Choice, Problem
 from .precision import IEEE
+from .prepare import PreparedOperand
 from .product import forget
 from .request import checked
 
@@ -133,7 +134,8 @@ def autotune(
     The choice is kept on disk, beside the compiled kernels, for this kind of GPU and version of numba_gemm. From then
     on, in this process and later ones, `tiled_sgemm` and `plan` with ``stage="auto"`` follow it, and `explain` reports
     it, for products of the same extents, number of matrices, layouts, alignment and precision, with an epilogue or
-    without. `clear_autotuned` undoes it. Plans that exist already keep their choices.
+    without. Products with prepared operands follow it too, except in "tf32", "bf16", "tf32x3", "bf16x3" and "fp16x3",
+    in which the model chooses for them. `clear_autotuned` undoes it. Plans that exist already keep their choices.
 
     Only shapes, strides and addresses of the arrays matter; their elements are neither read nor written. The products
     are computed in memory that is allocated for this purpose, with the same layouts, and filled with random numbers.
@@ -143,7 +145,8 @@ def autotune(
     Parameters
     ----------
     a, b, out, precision, epilogue, epilogue_args
-        Those of `tiled_sgemm`. If that takes several launches, the first one's operands are measured.
+        Those of `tiled_sgemm`, but no prepared operands: pass their arrays. If that takes several launches, the first
+        one's operands are measured.
     candidates : int
         Largest number of candidates to measure: those that the model ranks highest, but of several kernels rather than
         all of one.
@@ -179,6 +182,9 @@ def autotune(
     """
     check_positive("candidates", candidates, numbers.Integral)
     check_positive("seconds", seconds, numbers.Real)
+    for name, operand in (("a", a), ("b", b)):
+        if isinstance(operand, PreparedOperand):
+            raise TypeError(f"{name} is a prepared operand; expected an array; pass its attribute `array`")
     begin = time.perf_counter()
     request = checked(a, b, out, 1.0, 0.0, None, "auto", epilogue, epilogue_args, precision=precision)
     if 0 in request.shape or request.k == 0:

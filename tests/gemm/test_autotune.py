@@ -17,7 +17,7 @@ from support.operands import check, filled
 from support.refused_paths import REFUSED_DIRECTORIES, REFUSED_FILES
 
 import numba_gemm
-from numba_gemm import autotune, clear_autotuned, explain, plan, tiled_sgemm
+from numba_gemm import autotune, clear_autotuned, explain, plan, prepare, tiled_sgemm
 from numba_gemm.gemm import autotune as tuning
 from numba_gemm.gemm import autotune_cache, candidate_bench, heuristics, product
 from numba_gemm.gemm import precision as precision_names
@@ -176,6 +176,14 @@ def test_vectors_are_measured_as_matrices():
     a = np.zeros(12, np.float32)
     told = autotune(a, np.zeros((12, 5), np.float32), candidates=2, seconds=0.1)
     assert (told.problem.m, told.problem.n, told.problem.k) == (1, 5, 12)
+
+
+def test_prepared_operands_are_refused_by_name():
+    prepared = prepare(filled(4, 5), "ieee")
+    with pytest.raises(TypeError, match="b is a prepared operand; expected an array; pass its attribute `array`"):
+        autotune(filled(3, 4), prepared)
+    autotune(filled(3, 4), prepared.array, candidates=1)
+    assert "autotune" in reason(filled(3, 4), prepared)
 
 
 def test_operands_are_checked_as_ever():
