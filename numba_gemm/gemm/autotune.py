@@ -133,9 +133,10 @@ def autotune(
 
     The choice is kept on disk, beside the compiled kernels, for this kind of GPU and version of numba_gemm. From then
     on, in this process and later ones, `tiled_sgemm` and `plan` with ``stage="auto"`` follow it, and `explain` reports
-    it, for products of the same extents, number of matrices, layouts, alignment and precision, with an epilogue or
-    without. Products with prepared operands follow it too, except in "tf32", "bf16", "tf32x3", "bf16x3" and "fp16x3",
-    in which the model chooses for them. `clear_autotuned` undoes it. Plans that exist already keep their choices.
+    it, for products of the same extents, number of matrices, layouts, alignment, dtypes and precision, with an epilogue
+    or without. Products with prepared operands follow it too, except in "tf32", "bf16", "tf32x3", "bf16x3" and
+    "fp16x3", in which the model chooses for them. `clear_autotuned` undoes it. Plans that exist already keep their
+    choices.
 
     Only shapes, strides and addresses of the arrays matter; their elements are neither read nor written. The products
     are computed in memory that is allocated for this purpose, with the same layouts, and filled with random numbers.
@@ -219,7 +220,7 @@ def autotune(
             one.partition,
             one.swapped,
             us,
-            one.clocks / gpu.clock_hz * 1e6,
+            (one.clocks / gpu.clock_hz + heuristics.conversion_seconds(bench.part.product, one, gpu)) * 1e6,
         )
         for one, us in zip(right, medians)
     ]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..device.units import FLOAT32_BYTES
-from ..kernels.product import ONE, Batch, Product, dense
+from ..kernels.product import ITEM_BYTES, ONE, Batch, Product, dense
 from ..kernels.stage import Partition
 from ..runtime import device as devices
 from ..runtime import kernel_files, kernel_key
@@ -138,11 +138,12 @@ def _product_of(text: str) -> Product | None:
         if of["epilogue"] != "False" or min(m, n, k, matrices) < 1:
             return None
         a, b = (
-            dense("N" if of["a_along"] == "True" else "T", m, k),
-            dense("T" if of["b_along"] == "True" else "N", k, n),
+            dense("N" if of["a_along"] == "True" else "T", m, k, of["a_dtype"]),
+            dense("T" if of["b_along"] == "True" else "N", k, n, of["b_dtype"]),
         )
         c = dense("T" if of["by_columns"] == "True" else "N", m, n)
-        steps = ((0, 0, FLOAT32_BYTES * m * k), (0, 0, FLOAT32_BYTES * k * n), (0, 0, FLOAT32_BYTES * m * n))
+        sizes = ITEM_BYTES[a.dtype], ITEM_BYTES[b.dtype]
+        steps = ((0, 0, sizes[0] * m * k), (0, 0, sizes[1] * k * n), (0, 0, FLOAT32_BYTES * m * n))
         batch = Batch((1, 1, matrices), *steps) if matrices > 1 else ONE
         return Product(a, b, c, batch)
     except (KeyError, ValueError):  # the file may hold anything
@@ -265,6 +266,7 @@ def _restored(device: int, wanted: Problem, entry: str) -> Choice | None:
                 when, candidates = date.fromisoformat(kept["date"]), int(kept["candidates"])
                 return choice._replace(
                     clocks=microseconds * 1e-6 * gpu.clock_hz,
+                    measured=True,
                     reason=f"measured by autotune on {gpu.name}, {when}: {microseconds:.1f} us, the least of "
                     f"{candidates} candidates",
                 )

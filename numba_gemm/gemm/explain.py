@@ -12,7 +12,6 @@ import numpy as np
 from .. import arrays
 from ..arrays import ArrayKind, Copies, Operand
 from ..device.units import FLOAT32_BYTES, ceil_div
-from ..kernels.conversion import conversion_bytes
 from ..kernels.ladder.partitions import default_partition
 from ..kernels.ladder.stage import ANY, FITS, LadderStage, Variant
 from ..kernels.product import FLOAT32, ITEM_BYTES, LAYOUTS, Product, check_dtypes
@@ -203,11 +202,7 @@ def _explanation(
         saved = sum(_prepared_seconds(product, choice, gpu) for product in products)
         shares = choice.stage.shares(config, oriented, choice.precision, choice.partition)
     whole = choice.partition.whole if choice.partition and shares > 1 else tiles * oriented.batch.matrices
-    converting = 0.0
-    for product, one in zip(products, choices):
-        own = one.oriented(product)
-        size = conversion_bytes(own, one.stage.taken(one.config, own))
-        converting += tensor_heuristics.copy_seconds(size, gpu.memory_bandwidth)
+    converting = sum(heuristics.conversion_seconds(product, one, gpu) for product, one in zip(products, choices))
     clocks = sum(one.clocks for one in choices) if all(one.clocks for one in choices) else None
     reason = choice.reason or heuristics.choose(heuristics.problem(products[0], gpu, precision)).reason
     return Explanation(

@@ -8,12 +8,11 @@ from typing import Any
 
 from ..arrays import ArrayKind, Operand, row_major
 from ..device.units import FLOAT32_BYTES
-from ..kernels.conversion import conversion_bytes
 from ..kernels.product import FLOAT32, Product
 from ..kernels.stage import IEEE
 from ..runtime.device import DeviceProperties
 from ..runtime.launch import product_of
-from . import batches, heuristics, tensor_heuristics
+from . import batches, heuristics
 from .precision import FP32_AUTO, STAGES, canonical, tensor_stage
 
 __all__ = ["AUTO_PRECISION", "auto_reason", "described", "product_for", "resolved"]
@@ -61,6 +60,4 @@ def auto_reason(product: Product, gpu: DeviceProperties) -> tuple[str, str]:
 def _seconds(product: Product, precision: str, gpu: DeviceProperties) -> float:
     """Return the expected seconds of a product, with the conversion of operands that its kernel does not take."""
     choice = heuristics.best(heuristics.problem(product, gpu, precision))
-    own = choice.oriented(product)
-    size = conversion_bytes(own, choice.stage.taken(choice.config, own))
-    return choice.clocks / gpu.clock_hz + tensor_heuristics.copy_seconds(size, gpu.memory_bandwidth)
+    return choice.clocks / gpu.clock_hz + heuristics.conversion_seconds(product, choice, gpu)

@@ -10,6 +10,7 @@ from math import inf
 
 from ..device.access import SECTOR
 from ..device.units import FLOAT32_BYTES, ceil_div
+from ..kernels.conversion import conversion_bytes
 from ..kernels.ladder.stage import FEW_TERMS, LadderStage
 from ..kernels.product import BFLOAT16, ITEM_BYTES, Product
 from ..kernels.stage import IEEE, Stage
@@ -92,11 +93,20 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         prepared=precision in LESS_ACCURATE and any(product.prepared),
         precision=precision,
         tma="" if tma is None else tma.layout,
+        a_dtype=product.a.dtype,
+        b_dtype=product.b.dtype,
         cc=gpu.cc,
         sm_count=gpu.sm_count,
         clock_hz=gpu.clock_hz,
         memory_bandwidth=gpu.memory_bandwidth,
     )
+
+
+def conversion_seconds(product: Product, choice: Choice, gpu: DeviceProperties) -> float:
+    """Return the expected seconds of converting operands for a choice's kernel; 0 if its clocks contain them."""
+    own = choice.oriented(product)
+    size = 0 if choice.measured else conversion_bytes(own, choice.stage.taken(choice.config, own))
+    return tensor_heuristics.copy_seconds(size, gpu.memory_bandwidth)
 
 
 def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:

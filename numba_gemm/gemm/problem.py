@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..kernels.product import Product
+from ..kernels.product import FLOAT32, Product
 from ..kernels.stage import IEEE, Gpu, Partition, Stage
 from ..kernels.step import Kernel
 
@@ -48,6 +48,8 @@ class Problem(NamedTuple):
     tma : str
         Layouts of A and B, "NN", "NT" or "TT", if tensor maps can describe them; else empty. Precisions other than
         "tf32" leave it empty.
+    a_dtype, b_dtype : str
+        Data types of A and B. The model does without them: other attributes are those of operands as kernels read them.
     cc, sm_count, clock_hz, memory_bandwidth
         Properties of the device, see `runtime.device.DeviceProperties`.
     """
@@ -73,6 +75,8 @@ class Problem(NamedTuple):
     prepared: bool = False
     precision: str = IEEE
     tma: str = ""
+    a_dtype: str = FLOAT32
+    b_dtype: str = FLOAT32
     cc: tuple[int, int] = (9, 0)
     sm_count: int = 132
     clock_hz: float = 1.98e9
@@ -97,6 +101,8 @@ class Problem(NamedTuple):
             b_contiguous=self.a_contiguous,
             a_narrow=self.b_narrow,
             b_narrow=self.a_narrow,
+            a_dtype=self.b_dtype,
+            b_dtype=self.a_dtype,
             by_columns=not self.by_columns,
         )
 
@@ -118,6 +124,8 @@ class Choice(NamedTuple):
         Reason for the choice.
     precision : str
         Precision.
+    measured : bool
+        True if `clocks` were measured, with the conversion of operands; else these leave that out.
     """
 
     stage: Stage
@@ -127,6 +135,7 @@ class Choice(NamedTuple):
     clocks: float = 0.0
     reason: str = ""
     precision: str = IEEE
+    measured: bool = False
 
     @property
     def selected(self) -> tuple[Stage, Any, str, Partition | None, bool]:

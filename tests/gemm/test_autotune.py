@@ -262,6 +262,20 @@ def test_only_the_same_problem_follows():
     assert "autotune" in reason(A, B, beta=1.0, out=np.empty((M, N), np.float32))
 
 
+def test_operands_of_16_bits_have_choices_of_their_own():
+    a, b = filled(5, 9), filled(9, 6)
+    half = np.float16(a)
+    expected = explain(half, b).microseconds
+    told = autotune(half, b, candidates=2)
+    assert told.model.expected == pytest.approx(expected), "with the conversion"
+    assert explain(half, b).microseconds == pytest.approx(told.best.microseconds), "which was measured"
+    assert "autotune" in plan(5, 6, 9, dtype=("float16", "float32"))._choice.reason
+    assert "autotune" not in reason(a, b)
+    assert "autotune" not in reason(a, np.float16(b))
+    autotune(a, b, candidates=1)
+    assert "the least of 2 candidates" in reason(half, b)
+
+
 def test_swapped_choice(clock):
     a, b = np.empty((4, 512), np.float32), np.empty((512, 640), np.float32)
     autotune(a, b, candidates=40)

@@ -268,6 +268,17 @@ def test_recorded_choices(tuned, fetched):
     assert len(report) >= 3
 
 
+@pytest.mark.parametrize("matrices", [1, 3])
+def test_recorded_choices_for_operands_of_16_bits(tuned, fetched, matrices):
+    a, b, c = dense("T", 64, 32, "float16"), dense("N", 32, 96), dense("N", 64, 96)
+    batch = Batch((1, 1, 3), (0, 0, 2 * 64 * 32), (0, 0, 4 * 32 * 96), (0, 0, 4 * 64 * 96)) if matrices > 1 else Batch()
+    (choice,) = tuned(Product(a, b, c, batch))
+    ((product, found),) = autotune_cache.recorded(0)
+    assert (product, found.selected) == (Product(a, b, c, batch), choice.selected)
+    precompile([], cc=[], recorded=True)
+    assert any(name.startswith("convert_float16") for name, _ in fetched)
+
+
 def test_recorded_choices_for_operands_that_are_not_dense_are_left_out(tuned, fetched):
     odd = dense("N", 64, 64)._replace(offset=4)
     list(tuned(Product(odd, odd, odd)))
