@@ -53,7 +53,7 @@ def close(found, expected):
 @pytest.mark.parametrize("inference", [False, True])
 def test_c_is_copied_into_a_tensor_of_inference_mode(monkeypatch, inference):
     """Outside that mode, too; another tensor gets another version."""
-    monkeypatch.setattr(TorchTensors, "_own_stream", lambda *_: None)  # without a GPU there is none
+    monkeypatch.setattr(torch_tensors.TorchTensors, "_own_stream", lambda *_: None)  # without a GPU there is none
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     with torch.inference_mode(inference):
         out = torch.zeros(3, 4, device=DEVICE)
