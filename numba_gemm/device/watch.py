@@ -45,13 +45,42 @@ if SIMULATOR:
             if not isinstance(target, np.ndarray):
                 self.recorder.access(self, place_of(self, index), self.itemsize, WRITE)
                 return
-            for place in np.ndindex(target.shape):  # a slice: one access per element
+            source = None
+            if isinstance(value, Watched) and value.recorder is not None:
+                source = watched(np.broadcast_to(unwatched(value), target.shape), value.recorder, value.name)
+            for place in np.ndindex(target.shape):  # a slice: one access per element, also of what is assigned
+                if source is not None:
+                    self.recorder.access(source, place_of(source, place), source.itemsize, READ)
                 self.recorder.access(target, place_of(target, place), self.itemsize, WRITE)
+
+        # NumPy's C code would read the elements without a report.
+        def __array_ufunc__(self, function, method, *inputs, **options):
+            raise _whole(function.__name__)
+
+        def __array_function__(self, function, types, args, options):
+            if function not in _WITHOUT_ACCESS:
+                raise _whole(function.__name__)
+            return super().__array_function__(function, types, args, options)
 
         @property
         def flat(self):
             """Elements in row-major order."""
             return _Flat(self)
+
+    _WITHOUT_ACCESS = {np.may_share_memory, np.ndim, np.reshape, np.shape, np.shares_memory, np.size, np.transpose}
+
+    def _whole(name):
+        return TypeError(f"{name} of a whole array or slice is not traced: write a loop over its elements")
+
+    def _refused(name):
+        def refuse(self, *args, **options):
+            raise _whole(name)
+
+        return refuse
+
+    # Methods that bypass both protocols. Accesses to the elements of a copy are refused by the recorder.
+    for _name in ("argmax", "argmin", "argsort", "dot", "fill", "item", "nonzero", "put", "sort", "tolist"):
+        setattr(Watched, _name, _refused(_name))
 
     class _Flat:
         """Value of `Watched.flat`."""

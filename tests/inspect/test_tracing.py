@@ -396,6 +396,57 @@ def test_a_copy_of_an_array_is_told():
         trace(kernel, 1, 32, floats(8, 16)[:, ::2], floats(32))
 
 
+def reads_whole(y, read):
+    tile = cuda.shared.array(32, float32)
+    tile[cuda.threadIdx.x] = 1
+    y[cuda.threadIdx.x] = read(tile)
+
+
+@simulator
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda tile: tile.sum(),
+        lambda tile: tile[4:8].max(),
+        lambda tile: np.mean(tile),
+        lambda tile: (tile[:4] + tile[4:8])[0],
+        lambda tile: tile @ tile,
+        lambda tile: np.dot(tile, tile),
+        lambda tile: tile.argmin(),
+        lambda tile: tile.item(3),
+    ],
+)
+def test_reads_that_cannot_be_seen_are_refused(read):
+    with pytest.raises(TypeError, match="a whole array or slice is not traced: write a loop over its elements"):
+        trace(reads_whole, 1, 32, floats(32), read)
+
+
+def copies_slices(x, y):
+    tile = cuda.shared.array((2, 32), float32)
+    tile[:] = x[:32]  # each element of `x` is read for both rows
+    y[:] = tile[1, ::2]
+
+
+@simulator
+def test_a_slice_that_is_assigned_is_read():
+    x, y = np.arange(64, dtype=np.float32), floats(16)
+    found = trace(copies_slices, 1, 2, x, y)
+    own = found.accesses[found.accesses["thread"] == 0]
+    assert own.groupby(["array", "op"]).size().to_dict() == {
+        ("tile", "load"): 16,
+        ("tile", "store"): 64,
+        ("x", "load"): 64,
+        ("y", "store"): 16,
+    }
+    loads = own[(own["array"] == "tile") & (own["op"] == "load")]
+    assert loads["element"].tolist() == [(1, i) for i in range(0, 32, 2)]
+    np.testing.assert_array_equal(y, x[:32:2])
+    assert [(race.first.split()[0], race.second.split()[0]) for race in found.races] == [
+        ("write", "write"),
+        ("write", "read"),
+    ]
+
+
 @simulator
 def test_no_access_at_all():
     found = trace(nothing_at_all, 1, 32, floats(4))
