@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -82,6 +83,7 @@ def prepare(
             "stepping and tracing run kernels as Python, on Numba's simulator: set NUMBA_ENABLE_CUDASIM=1 before "
             "anything imports numba"
         )
+    linecache.checkcache()  # a kernel's file may have been edited and loaded anew
     if isinstance(stage_or_kernel, str):
         stage_or_kernel = stage_of(stage_or_kernel)
     if isinstance(stage_or_kernel, Stage) and stage_or_kernel.test_config is None:

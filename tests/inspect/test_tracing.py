@@ -14,7 +14,7 @@ from support.mutants import BARRIER, STAGED, barriers, mutant
 from numba_gemm.device import async_copy
 from numba_gemm.device.address import shared_address, shared_load2
 from numba_gemm.device.vector import load4, store4
-from numba_gemm.inspect import trace
+from numba_gemm.inspect import step, trace
 from numba_gemm.inspect.recording import TracedArray
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.stage import Partition
@@ -544,6 +544,25 @@ def test_a_file_that_has_changed(tmp_path, monkeypatch):
     place.write_text("# moved\n\n" + source.replace("2", "3"))
     importlib.reload(module)
     assert len(trace(module.kernel, 1, 1, floats(4)).requests) == 3
+
+
+@simulator
+def test_lines_of_a_file_that_has_changed(tmp_path, monkeypatch):
+    """Without a loop, whose lines are looked up anew in any case."""
+    import importlib
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    place = tmp_path / "edited.py"
+    place.write_text("def kernel(x):\n    x[0] = 1\n")
+    module = importlib.import_module("edited")
+    assert "x[0] = 1\n" in str(trace(module.kernel, 1, 1, floats(4)))
+    place.write_text("# moved\n\n\ndef kernel(x):\n    x[1] = 2\n")
+    importlib.reload(module)
+    assert [line.source for line in step(module.kernel, 1, 1, floats(4))][0] == "x[1] = 2"
+    place.write_text("# moved\n\n\n# again\ndef kernel(x):\n    x[2] = 3\n")
+    importlib.reload(module)
+    assert "    6     x[2] = 3\n" in str(trace(module.kernel, 1, 1, floats(4)))
 
 
 @simulator
