@@ -17,6 +17,7 @@ from .call_chains import call_chain, position_of
 from .threads import Index, SimulatedThread
 
 _DYNAMIC_ALIGNMENT = 128
+_STATIC_BYTES = 48 << 10  # of shared memory per block
 
 # A quiet NaN if read as float16, bfloat16 (either half), float32 or float64; far beyond any array's end as an int32.
 _POISON = 0x7FFFFFFF
@@ -85,6 +86,12 @@ class Shared:
         if array is None:
             # Threads of Numba's own simulator run at the same time: the first array counts.
             array = self._arrays.setdefault(place, self._made(place, shape, dtype, alignment))
+            static = sum(one.nbytes for one in self._arrays.values())
+            if static > _STATIC_BYTES:
+                raise ValueError(
+                    f"the block's shared arrays have {static} bytes, and at most {_STATIC_BYTES} are possible: larger "
+                    "tiles need dynamic shared memory, cuda.shared.array(0, ...)"
+                )
         return array
 
 

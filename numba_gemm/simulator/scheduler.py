@@ -45,7 +45,10 @@ __all__ = [
     "thread_state",
 ]
 
+# Limits of every GPU since compute capability 3.0, and the most dynamic shared memory that any has (9.0 and 10.0).
 MAX_BLOCK_THREADS = 1024
+MAX_BLOCK, MAX_GRID = (1024, 1024, 64), ((1 << 31) - 1, 65535, 65535)
+MAX_DYNAMIC_SHARED = 227 << 10
 
 _one_launch = threading.Lock()
 _active: Launch | None = None
@@ -157,7 +160,8 @@ def run(
     RuntimeError
         If called outside the simulator, from a kernel or from an observer.
     ValueError
-        For a grid or block that no GPU accepts.
+        For a grid, block or size of dynamic shared memory that no GPU accepts; and for more than 48 KB of shared arrays
+        with extents of their own.
     Exception
         The exception that a thread raised, with the index of the thread in the message.
     """
@@ -189,6 +193,11 @@ def pauses(
     grid, block = _extent("grid", grid, 1, 1), _extent("block", block, 1, 1)
     if math.prod(block) > MAX_BLOCK_THREADS:
         raise ValueError(f"a block has at most {MAX_BLOCK_THREADS} threads, got {block}")
+    for what, extent, most in (("block", block, MAX_BLOCK), ("grid", grid, MAX_GRID)):
+        if any(given > limit for given, limit in zip(extent, most, strict=True)):
+            raise ValueError(f"a {what} is at most {most} in x, y, z, got {extent}")
+    if not 0 <= dynamic_shared <= MAX_DYNAMIC_SHARED:
+        raise ValueError(f"dynamic_shared is {dynamic_shared}; expected 0 to {MAX_DYNAMIC_SHARED} bytes")
     if blocks is None:
         indices = [(x, y, z) for z, y, x in itertools.product(*(range(extent) for extent in reversed(grid)))]
     else:

@@ -17,6 +17,7 @@ import pytest
 from numba import cuda, float32, float64, int32, types
 from support import threads
 
+from numba_gemm.device.units import MAX_GRID_X, MAX_GRID_Y, STATIC_SHARED_BYTES
 from numba_gemm.simulator import launch, scheduler
 from numba_gemm.simulator.switch import device_function
 
@@ -571,17 +572,42 @@ BAD_LAUNCHES = [
     ({"block": 1.5}, "block must be"),
     ({"block": (1, 1, 1, 1)}, "block must be"),
     ({"block": (32, 33)}, "at most 1024"),
+    ({"block": (1, 1, 65)}, r"a block is at most \(1024, 1024, 64\) in x, y, z, got \(1, 1, 65\)"),
+    ({"grid": (1, 65536), "blocks": [(0, 0, 0)]}, "a grid is at most"),
+    ({"grid": (1, 1, 65536), "blocks": [(0, 0, 0)]}, "a grid is at most"),
+    ({"grid": 2**31, "blocks": [(0, 0, 0)]}, "a grid is at most"),
     ({"blocks": [(2, 0, 0)]}, "outside the grid"),
+    ({"dynamic_shared": 227 * 1024 + 1}, "expected 0 to 232448 bytes"),
+    ({"dynamic_shared": -1}, "expected 0 to 232448 bytes"),
 ]
 
 
 @pytest.mark.parametrize(("wrong", "words"), BAD_LAUNCHES)
 def test_impossible_launches_are_refused(wrong, words):
-    launch = {"grid": 2, "block": 2, "blocks": None} | wrong
+    launch = {"grid": 2, "block": 2} | wrong
     log = []
     with pytest.raises(ValueError, match=words):
-        scheduler.run(logging, launch["grid"], launch["block"], (log, 1), blocks=launch["blocks"])
+        scheduler.run(logging, launch.pop("grid"), launch.pop("block"), (log, 1), **launch)
     assert log == []
+
+
+def test_the_largest_extents_are_launched():
+    largest = [((MAX_GRID_X, 1, 1), (1, 1, 64)), ((1, MAX_GRID_Y, 65535), (1024, 1, 1)), (1, (1, 1024, 1))]
+    for grid, block in largest:
+        scheduler.run(lambda: None, grid, block, (), blocks=[(0, 0, 0)], dynamic_shared=227 * 1024)
+
+
+def test_more_than_48_kb_of_static_shared_memory_are_refused():
+    def kernel(sums, size):
+        first = cuda.shared.array(6 * 1024, float32)
+        second = cuda.shared.array(size, float64)
+        sums[cuda.blockIdx.x] = first.nbytes + second.nbytes
+
+    sums = np.zeros(2)
+    scheduler.run(kernel, 2, 4, (sums, 3 * 1024))
+    assert sums.tolist() == [STATIC_SHARED_BYTES] * 2
+    with pytest.raises(ValueError, match=r"have 49160 bytes.*dynamic shared memory, cuda\.shared\.array\(0"):
+        scheduler.run(kernel, 2, 4, (sums, 3 * 1024 + 1))
 
 
 def test_a_kernel_cannot_launch():
