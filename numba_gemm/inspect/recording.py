@@ -29,7 +29,6 @@ COLUMNS = ("block", "thread", "site", "path", "interval", "syncs", "array", "off
 
 KINDS, SIZES = "biuf", (1, 2, 4, 8)  # of elements that one instruction can load
 SHARED_NAME = re.compile(r"(\w+)\s*=\s*([\w.]*shared\s*\.\s*array)")
-WORD_BYTES = 4  # size of an element of dynamic shared memory, whatever the dtype of its views
 
 # Frames of these files lie between an access and the kernel's code.
 FRAMES = str(Path(__file__).with_name("frames.py"))
@@ -51,11 +50,11 @@ class TracedArray:
     strides : tuple of int
         Strides in bytes.
     itemsize : int
-        Bytes per element.
+        Bytes per element; in dynamic shared memory, per element of the first view.
     begin : int
         Bytes from the start of the allocation to the first element.
     dtype : dtype
-        Type of the elements; of dynamic shared memory, words of no type.
+        Type of the elements; in dynamic shared memory, of the first view.
     """
 
     name: str
@@ -171,12 +170,9 @@ class Recorder:
             return watch.watched(array, self, number)
         self._shared_of[place] = len(self.arrays)
         name = self._shared_name()
-        shape, strides, dtype = array.shape, array.strides, array.dtype
-        if place is None:
-            shape, strides, dtype = (array.size // WORD_BYTES,), (WORD_BYTES,), np.dtype((np.void, WORD_BYTES))
-        else:
-            check_elements(name, array)
-        return self._add(array, TracedArray(name, SHARED, shape, strides, dtype.itemsize, 0, dtype), memory)
+        check_elements(name, array)
+        described = TracedArray(name, SHARED, array.shape, array.strides, array.itemsize, 0, array.dtype)
+        return self._add(array, described, memory)
 
     def _shared_name(self) -> str:
         """Return the variable that the array is assigned to, with a number if another array has that name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,7 @@ def prepare(
         made = _of_stage(stage_or_kernel, args, config)
         shared = made.dynamic_shared if dynamic_shared is None else dynamic_shared
         blocks, threads = (made.grid if grid is None else grid), (made.block if block is None else block)
-        return Simulated(made.kernel, _extents(blocks), _extents(threads), made.arguments, shared)
+        return Simulated(made.kernel, _extents("grid", blocks), _extents("block", threads), made.arguments, shared)
     if config is not None:
         raise TypeError("config is for stages; a kernel is built already")
     function = patches.python_function(stage_or_kernel)
@@ -110,11 +110,16 @@ def prepare(
     for name, array in arrays_of(function, args):
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{name} is a {type(array).__name__} in device memory; pass a NumPy array")
-    return Simulated(stage_or_kernel, _extents(grid), _extents(block), tuple(args), dynamic_shared or 0)
+    return Simulated(
+        stage_or_kernel, _extents("grid", grid), _extents("block", block), tuple(args), dynamic_shared or 0
+    )
 
 
-def _extents(given: int | Sequence[int]) -> tuple[int, ...]:
-    return (given,) if isinstance(given, (int, np.integer)) else tuple(given)
+def _extents(what: str, given: int | Sequence[int]) -> tuple[int, ...]:
+    extents = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(extent, (int, np.integer)) for extent in extents):
+        raise TypeError(f"{what} is {given!r}; expected integers: divide with // instead of /")
+    return extents
 
 
 def arrays_of(kernel: Any, args: Sequence[Any]) -> Iterator[tuple[str, Any]]:

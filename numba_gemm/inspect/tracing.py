@@ -254,7 +254,8 @@ class Trace:
             chosen = self._column("array") == number
             own = self.requests[self.requests["array"] == array.name]
             offsets, sizes = self._column("offset")[chosen] + array.begin, self._column("size")[chosen]
-            pieces = [offsets[sizes > part] + part for part in range(0, int(sizes.max(initial=0)), array.itemsize)]
+            unit = int(sizes.min(initial=array.itemsize))  # smaller than an element in other views of dynamic memory
+            pieces = [offsets[sizes > part] + part for part in range(0, int(sizes.max(initial=0)), unit)]
             different = np.unique(np.concatenate([np.array([], np.int64), *pieces]))
             touched = len(np.unique(different // rules.SECTOR_BYTES))
             writes = own["op"].isin(WRITES if array.space == GLOBAL else (*WRITES, "copy"))
@@ -264,7 +265,7 @@ class Trace:
                 "read": int(own[~writes]["bytes"].sum()),
                 "written": int(own[writes]["bytes"].sum()),
                 "moved": rules.SECTOR_BYTES * int(own["sectors"].sum()),
-                "different": rules.SECTOR_BYTES * touched if array.space == GLOBAL else array.itemsize * len(different),
+                "different": rules.SECTOR_BYTES * touched if array.space == GLOBAL else unit * len(different),
             }
             rows.append(row)
         return pd.DataFrame(rows)
@@ -482,7 +483,7 @@ def trace(
         the exception of a thread, with the thread's index in the message.
     """
     made = target.prepare(stage_or_kernel, grid, block, args, config=config, dynamic_shared=dynamic_shared)
-    if blocks is not None and not isinstance(blocks, Iterable):
+    if blocks is not None and (not isinstance(blocks, Iterable) or _is_index(blocks)):
         raise TypeError(f"blocks is {blocks!r}; expected several indices of blocks; pass [{blocks!r}]")
     chosen = None if blocks is None else list(blocks)
     if chosen and max(Counter((*np.atleast_1d(index), 0, 0)[:3] for index in chosen).values()) > 1:
@@ -502,6 +503,11 @@ def trace(
         observer=recorder,
     )
     return Trace(function.__name__, made.grid, made.block, recorder)
+
+
+def _is_index(blocks: Iterable[Any]) -> bool:
+    """Return True for a tuple of numbers, which is meant as the index of one block."""
+    return isinstance(blocks, tuple) and len(blocks) > 1 and all(isinstance(x, (int, np.integer)) for x in blocks)
 
 
 def watched(recorder: Recorder, name: str, value: Any) -> Any:

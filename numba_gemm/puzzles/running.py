@@ -165,7 +165,7 @@ def _failure(error: BaseException, file: str, case: Case) -> Finding:
     text, who = str(error), ""
     located = LOCATED.match(text)
     if located:
-        who, text = f"thread {located[1]} of block {located[2]}", located[3].replace("'KernelCuda' object", "cuda")
+        who, text = f"thread {located[1]} of block {located[2]}", located[3]
     last: TracebackType | None = None
     step = error.__traceback__
     while step is not None:

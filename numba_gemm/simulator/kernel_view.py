@@ -78,7 +78,8 @@ class Shared:
                 raise ValueError(f"dynamic shared memory is aligned to {_DYNAMIC_ALIGNMENT} bytes, not {alignment}")
             dtype = patches.as_dtype(dtype)
             if self._dynamic is None:
-                self._dynamic = self._made(None, self._dynamic_bytes, np.uint8, _DYNAMIC_ALIGNMENT)
+                whole = -(-self._dynamic_bytes // dtype.itemsize)
+                self._dynamic = self._made(None, whole, dtype, _DYNAMIC_ALIGNMENT).view(np.uint8)
             whole = self._dynamic_bytes // dtype.itemsize * dtype.itemsize
             return self._dynamic[:whole].view(dtype)
         place = self._place(sys._getframe(1))
@@ -93,6 +94,12 @@ class Shared:
                     "tiles need dynamic shared memory, cuda.shared.array(0, ...)"
                 )
         return array
+
+    def advice(self, error: BaseException) -> str:
+        """Return advice on an exception of a thread, to be appended to its message; empty if there is none."""
+        if isinstance(error, IndexError) and self._dynamic is not None and not self._dynamic_bytes:
+            return "; dynamic shared memory has 0 bytes: pass dynamic_shared"
+        return ""
 
 
 class _Local:
@@ -127,6 +134,15 @@ class KernelCuda(patches.SimulatedModule):
         self._launch = launch
         self.shared = Shared(dynamic_bytes, getattr(observer, "shared", None))
         self.local = _Local()
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse a name of `numba.cuda` that only compiled kernels have."""
+        raise AttributeError(f"cuda has no attribute {name!r} in the simulator (docs/tracing.md)")
+
+    @property
+    def cg(self) -> Any:
+        """Cooperative groups, whose barriers Numba's simulator would give to its own threads."""
+        raise AttributeError("cg")
 
     def syncthreads(self) -> None:
         """Wait for all threads of the block."""

@@ -101,7 +101,7 @@ class Launch:
             thread, error = self._failure
             if thread is None or isinstance(error, DivergentBarrier):
                 raise error
-            raise _locate(error, thread)
+            raise _locate(error, thread, self.cuda.shared.advice(error))
 
     def stop(self) -> None:
         """Restore `numba.cuda` and tell all workers to end. May be repeated after an interrupt of the caller.
@@ -317,13 +317,13 @@ class Launch:
             self._asking, self.current = None, thread
 
 
-def _locate(error: BaseException, thread: SimulatedThread) -> BaseException:
-    """Return `error` with the thread in its message, of the same type if that type accepts a message."""
-    message = f"{thread!r}: {error}" if str(error) else repr(thread)
+def _locate(error: BaseException, thread: SimulatedThread, advice: str) -> BaseException:
+    """Return `error` with thread and advice in its message, of the same type if that type accepts a message."""
+    message = f"{thread!r}: {error}{advice}" if str(error) else repr(thread)
     try:
         located = type(error)(message)
         if repr(thread) not in str(located):
             raise TypeError
     except Exception:
-        located = RuntimeError(f"{thread!r}: {type(error).__name__}: {error}")
+        located = RuntimeError(f"{thread!r}: {type(error).__name__}: {error}{advice}")
     return located.with_traceback(error.__traceback__)

@@ -175,19 +175,23 @@ class SimulatedCuda:
         setattr(module, name, value)
 
     def _replace(self, kernel: Callable[..., Any], module: Any) -> None:
+        import numba
         from numba import cuda
 
+        package = ModuleType(numba.__name__)  # for kernels that write `numba.cuda`
+        vars(package).update(vars(numba), cuda=module)
         namespaces, cells, module.shared.functions = _reachable(kernel)
         namespaces += [vars(m) for name, m in list(sys.modules.items()) if name.startswith("numba_gemm.device.")]
-        held = [cell for cell in cells if cell.cell_contents is cuda]
+        held = [cell for cell in cells if cell.cell_contents is cuda or cell.cell_contents is numba]
         for namespace in {id(namespace): namespace for namespace in namespaces}.values():
             # Numba's own `swapped_cuda_module` is unsuitable: it leaves the module in while a device function runs.
-            names = [name for name, value in namespace.items() if value is cuda]
-            self._undo.append(functools.partial(namespace.update, dict.fromkeys(names, cuda)))
-            namespace.update(dict.fromkeys(names, module))
+            found = {name: value for name, value in namespace.items() if value is cuda or value is numba}
+            self._undo.append(functools.partial(namespace.update, found))
+            namespace.update({name: module if value is cuda else package for name, value in found.items()})
         for cell in held:
-            self._undo.append(functools.partial(setattr, cell, "cell_contents", cuda))
-            cell.cell_contents = module
+            own = cell.cell_contents
+            self._undo.append(functools.partial(setattr, cell, "cell_contents", own))
+            cell.cell_contents = module if own is cuda else package
 
     def restore(self) -> None:
         """Restore `numba.cuda`. May be called again after an interrupt, or without `install`."""

@@ -151,7 +151,7 @@ def run(
         - `thread_resume(thread)`: called on any operating-system thread when `thread` is the next to run.
         - `shared(array, place)`: called with each new array of shared memory, on the operating-system thread that
           runs the kernel; returns the array that the kernel receives. The place is the same in all blocks, and None for
-          dynamic memory, which is passed as bytes.
+          dynamic memory, which is passed with the elements of its first view.
 
     Raises
     ------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -448,6 +449,25 @@ def test_a_slice_that_is_assigned_is_read():
 
 
 @simulator
+@pytest.mark.parametrize(("dtype", "size"), [(np.int8, 1), (np.float16, 2), (float32, 4), (float64, 8)])
+def test_elements_of_dynamic_shared_memory_are_those_of_its_first_view(dtype, size):
+    def kernel():
+        first, words = cuda.shared.array(0, dtype), cuda.shared.array(0, float32)
+        t = cuda.threadIdx.x
+        first[t] = 1
+        cuda.syncthreads()
+        words[t] = words[t]
+
+    found = trace(kernel, 1, 16, dynamic_shared=133)
+    (tile,) = found.arrays
+    assert (tile.itemsize, tile.strides) == (size, (size,))
+    stored = found.accesses[found.accesses["bytes"].eq(size) & found.accesses["interval"].eq(0)]
+    assert stored["element"].tolist() == [(t,) for t in range(16)]
+    assert found.accesses["element"].tolist()[-2:] == [(60 // size,)] * 2
+    assert found.traffic["different"].tolist() == [16 * max(size, 4)]
+
+
+@simulator
 def test_no_access_at_all():
     found = trace(nothing_at_all, 1, 32, floats(4))
     assert found.requests.empty
@@ -514,8 +534,11 @@ def test_blocks_may_be_numbers():
     assert trace(copy_by, 2, 32, floats(64), floats(64), 0, 1, blocks=[1]).blocks == [(1, 0, 0)]
     with pytest.raises(ValueError, match="expected each once"):
         trace(copy_by, 2, 32, floats(64), floats(64), 0, 1, blocks=[1, (1, 0)])
-    with pytest.raises(TypeError, match=r"^blocks is 0; expected several indices of blocks; pass \[0\]$"):
-        trace(copy_by, 2, 32, floats(64), floats(64), 0, 1, blocks=0)
+    for one in (0, (1, 0, 0), (1, 0)):
+        with pytest.raises(
+            TypeError, match=rf"^blocks is {re.escape(f'{one}; expected several indices of blocks; pass [{one}]')}$"
+        ):
+            trace(copy_by, 2, 32, floats(64), floats(64), 0, 1, blocks=one)
 
 
 @simulator
@@ -933,6 +956,8 @@ def test_writes_race_with_each_other():
         (("naive", None, None, 1.0, floats(2, 3), floats(2, 2), 0.0, floats(2, 2)), ValueError, "shapes do not match"),
         ((copy_by, None, None, floats(2)), TypeError, "grid and block must be given"),
         ((copy_by, 1, 1, floats(2)), TypeError, "does not take these arguments"),
+        ((copy_by, 2.0, 1, floats(2), floats(2), 0, 1), TypeError, r"^grid is 2.0; expected integers: divide with //"),
+        ((copy_by, 1, (1.0, 2), floats(2), floats(2), 0, 1), TypeError, r"^block is \(1.0, 2\); expected integers"),
         ((3, 1, 1), TypeError, "expected a kernel"),
         ((copy_by, 1, 1, floats(2).astype(np.complex64), floats(2), 0, 1), TypeError, "x holds complex64"),
         ((lambda *xs: None, 1, 1, floats(2)), TypeError, "any number of arguments"),

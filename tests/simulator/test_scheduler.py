@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 
+import numba
 import numba.cuda as renamed_cuda
 import numpy as np
 import pytest
@@ -553,6 +554,38 @@ def test_the_module_gets_its_cuda_back():
         scheduler.run(kernel, 1, 1, ())
     assert cuda is renamed_cuda is sys.modules["numba.cuda"]
     assert in_closure.__closure__[0].cell_contents is cuda
+
+
+def test_an_access_to_no_dynamic_memory_is_told_the_argument():
+    def kernel(x):
+        tile = cuda.shared.array(0, float32)
+        tile[0] = x[0]
+
+    with pytest.raises(IndexError, match=r"dynamic shared memory has 0 bytes: pass dynamic_shared$"):
+        scheduler.run(kernel, 1, 1, (np.zeros(1),))
+    with pytest.raises(IndexError, match=r"axis 0 with size 0$"):
+        scheduler.run(kernel, 1, 1, (np.zeros(0),), dynamic_shared=4)
+
+
+@pytest.mark.parametrize(
+    ("use", "name"), [(lambda: cuda.shfl_down_sync(-1, 0, 1), "shfl_down_sync"), (lambda: cuda.cg.this_grid(), "cg")]
+)
+def test_names_that_the_simulator_lacks(use, name):
+    with pytest.raises(AttributeError, match=rf"cuda has no attribute '{name}' in the simulator \(docs/tracing\.md\)$"):
+        scheduler.run(use, 1, 1, ())
+
+
+def test_cuda_may_be_an_attribute_of_numba():
+    local_numba = numba
+
+    def kernel(x):
+        x[numba.cuda.threadIdx.x] = numba.float32(local_numba.cuda.blockDim.x)
+
+    x = np.zeros(3)
+    scheduler.run(kernel, 1, 3, (x,))
+    assert x.tolist() == [3, 3, 3]
+    assert numba.cuda is cuda
+    assert local_numba is sys.modules["numba"]
 
 
 def test_float_warnings_are_off_inside_threads():
