@@ -123,8 +123,10 @@ def compiled(
     ValueError
         if the stage needs a higher compute capability, or the compiler does not know this one.
     RuntimeError
-        under the simulator, or if the compiler's packages are not installed.
+        under the simulator, if the compiler's packages are not installed, or if Numba does not compile the kernel.
     """
+    from numba.core.errors import NumbaError
+
     cc = compute_capability(cc)
     if not stage.runs_on(cc):
         wanted = f"{dotted(stage.min_cc)} or higher" if stage.only_cc is None else dotted(stage.only_cc)
@@ -137,7 +139,14 @@ def compiled(
     named = stage.precisions[0] if precision is None else precision
     check_stage_precision(stage, named)
     kernel = usual_kernel(stage, config, named, aligned)
-    return Compiled(stage, config, aligned, compile_kernel(kernel, cc), kernel, named)
+    try:
+        cubin = compile_kernel(kernel, cc)
+    except NumbaError as error:
+        advice = "; extents must be constants: compute PITCH = BK + 1 outside of the kernel"
+        text = str(error).strip().rstrip(".")
+        text += advice if "shared.array" in text or "local.array" in text else ""
+        raise RuntimeError(f"{stage.name} {config.name} does not compile: {text}") from error
+    return Compiled(stage, config, aligned, cubin, kernel, named)
 
 
 def variants(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.compile_stages import compiler_environment
 from support.ladder_cases import Case, run
+from support.mutants import inspect_mutant
 from support.offline import offline, run_command
 
 from numba_gemm.device.outer_product import ORDERS, outer_product
@@ -161,6 +162,20 @@ def test_errors_say_what_to_do(arguments, words):
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("(BM, BK), float32", "(BM, uint32(BK) + c.shape[0]), float32", ["PITCH = BK + 1 outside of the kernel"]),
+        ("acc = float32(0)", "acc = float32('zero')", ["unicode_type"]),
+    ],
+)
+def test_a_stage_that_numba_does_not_compile(old, new, words):
+    status, out, errors = offline(inspect_mutant, "shared_tile", old, new)
+    assert (status, out, errors.count("\n")) == (2, "", 1)
+    for word in ["error: shared_tile 32x32x32-1x1 does not compile: ", *words]:
+        assert word in errors
 
 
 def test_a_closed_pipe_ends_the_command():

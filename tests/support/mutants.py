@@ -8,7 +8,9 @@ import inspect
 import sys
 from types import ModuleType
 
+from numba_gemm import kernels
 from numba_gemm.kernels.ladder import STAGES, TileConfig
+from support.offline import run_command
 
 # In the order in which they import one another; a mutant stage gets fresh copies of all of them.
 DEVICE_MODULES = [
@@ -58,3 +60,12 @@ def mutant(name: str, module: str, old: str, new: str, which: int = 0):
         return dataclasses.replace(STAGES[name], build=copy.build)
     finally:
         sys.modules.update(originals)
+
+
+def inspect_mutant(name: str, old: str, new: str) -> tuple[int, str, str]:
+    """Return what ``numba-gemm inspect`` gives for a mutant; for a process with a compiler."""
+    kernels.STAGES[name] = mutant(name, "stage", old, new)
+    try:
+        return run_command("numba_gemm.inspect.cli", [name])
+    finally:
+        kernels.STAGES[name] = STAGES[name]
