@@ -95,11 +95,10 @@ class Shared:
                 )
         return array
 
-    def advice(self, error: BaseException) -> str:
-        """Return advice on an exception of a thread, to be appended to its message; empty if there is none."""
-        if isinstance(error, IndexError) and self._dynamic is not None and not self._dynamic_bytes:
-            return "; dynamic shared memory has 0 bytes: pass dynamic_shared"
-        return ""
+    @property
+    def lacks_dynamic(self) -> bool:
+        """True if the block has asked for dynamic shared memory, and there is none."""
+        return self._dynamic is not None and not self._dynamic_bytes
 
 
 class _Local:

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import itertools
 import operator
+import re
 import sys
 import threading
 from collections import defaultdict, deque
@@ -101,7 +102,7 @@ class Launch:
             thread, error = self._failure
             if thread is None or isinstance(error, DivergentBarrier):
                 raise error
-            raise _locate(error, thread, self.cuda.shared.advice(error))
+            raise _locate(error, thread, _advice(error, self.cuda))
 
     def stop(self) -> None:
         """Restore `numba.cuda` and tell all workers to end. May be repeated after an interrupt of the caller.
@@ -315,6 +316,19 @@ class Launch:
             if self._aborting:
                 raise Abort
             self._asking, self.current = None, thread
+
+
+def _advice(error: BaseException, cuda: KernelCuda) -> str:
+    """Return what to append to the message of a thread's exception, if its cause can be guessed."""
+    if not isinstance(error, IndexError):
+        return ""
+    found = re.match(r"index (\d+) is out of bounds", str(error))
+    if found is not None and int(found[1]) >= 1 << 31:
+        return (
+            "; perhaps a difference of uint32 below zero, which has 32 bits in the simulator and 64 in Numba: convert "
+            "to int32 first"
+        )
+    return "; dynamic shared memory has 0 bytes: pass dynamic_shared" if cuda.shared.lacks_dynamic else ""
 
 
 def _locate(error: BaseException, thread: SimulatedThread, advice: str) -> BaseException:

@@ -567,6 +567,16 @@ def test_an_access_to_no_dynamic_memory_is_told_the_argument():
         scheduler.run(kernel, 1, 1, (np.zeros(0),), dynamic_shared=4)
 
 
+def test_an_unsigned_difference_below_zero_is_told():
+    def kernel(x, by):
+        x[types.uint32(cuda.threadIdx.x) - by] = 1
+
+    with pytest.raises(IndexError, match=r"index 4294967295 is out .* difference of uint32.*: convert to int32 first$"):
+        scheduler.run(kernel, 1, 1, (np.zeros(4), 1))
+    with pytest.raises(IndexError, match=r"size 0$"):
+        scheduler.run(kernel, 1, 1, (np.zeros(0), 0))
+
+
 @pytest.mark.parametrize(
     ("use", "name"), [(lambda: cuda.shfl_down_sync(-1, 0, 1), "shfl_down_sync"), (lambda: cuda.cg.this_grid(), "cg")]
 )
