@@ -387,7 +387,7 @@ class Trace:
 
     @cached_property
     def races(self) -> list[Race]:
-        """Pairs of places in the source that race for shared memory, each with an example."""
+        """Pairs of places in the source that race for shared memory, each with an example; not for global memory."""
         return list(races(self._recorder, self._table))
 
     @cached_property
@@ -434,7 +434,14 @@ class Trace:
         return "\n".join(text)
 
     def __str__(self) -> str:
-        return self.annotated()
+        """Return the annotated source, and a line about races."""
+        if not len(self._table):
+            return self.annotated()
+        found = self.races
+        line = "no races in shared memory"
+        if found:
+            line = f"{len(found)} pair(s) of lines race in shared memory, such as {found[0]}"
+        return f"{self.annotated()}\n{line}; races in global memory are not looked for"
 
 
 def trace(

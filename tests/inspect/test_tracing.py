@@ -697,6 +697,20 @@ def test_only_the_blocks_that_were_asked_for():
 
 
 @simulator
+def test_printed_traces_say_where_races_are_looked_for():
+    def kernel(x, total):
+        total[0] += x[cuda.grid(1)]
+
+    total = floats(1)
+    total[0] = 0
+    found = trace(kernel, 2, 128, np.ones(256, np.float32), total)
+    assert (total[0], found.races) == (256, [])
+    assert str(found).endswith("\nno races in shared memory; races in global memory are not looked for")
+    racing = trace(reversed_with, 1, 64, floats(64), 0)
+    assert f"\n1 pair(s) of lines race in shared memory, such as {racing.races[0]}; races in" in str(racing)
+
+
+@simulator
 def test_source_is_annotated():
     text = str(traced("coalesced", (8, 32, 4)))
     assert "c[row, col] = axpby(" in text
