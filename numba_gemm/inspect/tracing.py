@@ -437,11 +437,8 @@ class Trace:
         """Return the annotated source, and a line about races."""
         if not len(self._table):
             return self.annotated()
-        found = self.races
-        line = "no races in shared memory"
-        if found:
-            line = f"{len(found)} pair(s) of lines race in shared memory, such as {found[0]}"
-        return f"{self.annotated()}\n{line}; races in global memory are not looked for"
+        races = f"{len(self.races)}, such as {self.races[0]}" if self.races else "none"
+        return f"{self.annotated()}\nraces in shared memory: {races}; races in global memory are not looked for"
 
 
 def trace(

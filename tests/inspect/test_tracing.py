@@ -705,9 +705,9 @@ def test_printed_traces_say_where_races_are_looked_for():
     total[0] = 0
     found = trace(kernel, 2, 128, np.ones(256, np.float32), total)
     assert (total[0], found.races) == (256, [])
-    assert str(found).endswith("\nno races in shared memory; races in global memory are not looked for")
+    assert str(found).endswith("\nraces in shared memory: none; races in global memory are not looked for")
     racing = trace(reversed_with, 1, 64, floats(64), 0)
-    assert f"\n1 pair(s) of lines race in shared memory, such as {racing.races[0]}; races in" in str(racing)
+    assert f"\nraces in shared memory: 1, such as {racing.races[0]}; races in global memory" in str(racing)
 
 
 @simulator
