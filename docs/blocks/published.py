@@ -3,7 +3,7 @@
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import pandas as pd
 from numba_gemm.kernels.ladder import ASIDE
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import FAILURES, NOT_STAGES, dictionaries, load, records
+from numba_gemm.lab.bench.steady import MOST_WINDOWS, UNSETTLED, WINDOW_S
 from numba_gemm.lab.bench.tables import Column, significant
 from numba_gemm.lab.bench.tensor_ladder import DECOMPOSE
-from numba_gemm.lab.harness.environment import GRAPHS, caption
+from numba_gemm.lab.harness.environment import GRAPHS, caption, conclude
 
 LADDER_SHAPE = Shape(4096, 4096, 4096)
 STEADY = "each contender alone at its steady state"
@@ -109,6 +110,20 @@ def in_turns(environment: Mapping[str, Any]) -> str:
 def source(environment: Mapping[str, Any]) -> str:
     """Return the line about the source of a table."""
     return f"Measured on {caption(environment)}."
+
+
+def steady_source(environment: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the lines about the source of a table of steady speeds: clocks are those of its contenders."""
+    throttle, clocks, unsettled = list[str](), list[float](), 0
+    for row in rows:
+        reasons = str(row["steady_throttle"]).split("; ")
+        unsettled += UNSETTLED in reasons
+        clocks.append(row["steady_clock_mhz"])
+        throttle += [reason for reason in reasons if reason != UNSETTLED]
+    how = dict(environment)
+    conclude(how, clocks, throttle)
+    said = f"{unsettled} of the {len(clocks)} speeds had not settled within {MOST_WINDOWS * WINDOW_S:g} seconds."
+    return "\n\n".join([*([said] if unsettled else []), source(how)])
 
 
 def existing(path: Path, experiment: str) -> Path:

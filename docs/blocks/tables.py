@@ -30,10 +30,11 @@ OTHER_ARRAYS = re.compile("(cupy|numba) arrays")  # whose rows are summed up in 
 
 def headline(found: Published) -> str:
     """Table of the public function and cuBLAS at a few sizes, with the chosen stage and configuration."""
-    timed, rows = fastest(alone(found.frame)), []
+    timed, rows, contenders = fastest(alone(found.frame)), [], []
     for shape in HEADLINE_SHAPES:
         here = published.rows_at(timed, shape)
         if AUTO in here:
+            contenders += [here[AUTO], here[CUBLAS]]
             rows.append(here[AUTO] | {"shape": spelled(shape), "cublas": tflops(here, CUBLAS)})
     if not rows:
         raise ReadmeError(f"the results hold none of the headline's shapes: {', '.join(map(str, HEADLINE_SHAPES))}")
@@ -45,7 +46,7 @@ def headline(found: Published) -> str:
         *(figure("ratio", "ratio_to_cublas", number, 3), code("config", "its choice"), ERROR),
     )
     said = f"TFLOP/s in FP32 arithmetic (TF32 off), {published.STEADY}"
-    return f"{said}:\n\n{made.markdown()}\n\n{source(found.environment)}"
+    return f"{said}:\n\n{made.markdown()}\n\n{published.steady_source(found.environment, contenders)}"
 
 
 def ladder(found: Published) -> str:
@@ -138,9 +139,10 @@ def precisions(found: Published) -> str:
     shapes = [shape for shape in PRECISION_SHAPES if (str(shape), CUBLAS, "ieee") in rows]
     if not shapes:
         raise ReadmeError(f"{found.precisions_folder} holds none of {', '.join(map(str, PRECISION_SHAPES))}")
-    lines = []
+    lines, contenders = [], []
     for label, stage, precision in shown:
         chosen = [rows[str(shape), stage, precision] for shape in shapes]
+        contenders += chosen
         speeds = [f"{row['gflops'] / 1000:.3g} ({row['ratio_to_cublas']:.2f})" for row in chosen]
         errors = chosen[-1]
         lines.append([label, *speeds, significant(errors["error_median"], 2), significant(errors["error_max"], 2)])
@@ -151,7 +153,9 @@ def precisions(found: Published) -> str:
         f"Decomposition and every other pass are included. Errors over |A| @ |B|, at {spelled(shapes[-1])}:"
     )
     power = "Tensor-core kernels run into the power cap, so the first calls after a pause are faster than that."
-    return "\n\n".join(filter(None, [said, made, power, unfinished(frame, how), source(how)]))
+    return "\n\n".join(
+        filter(None, [said, made, power, unfinished(frame, how), published.steady_source(how, contenders)])
+    )
 
 
 def unfinished(frame: pd.DataFrame, how: Mapping[str, Any]) -> str:
@@ -194,7 +198,9 @@ def precision_targets(found: Published) -> str:
     ]
     headers = ["target", "shapes", "required", "geometric mean", "least"]
     made = Table("", headers, lines, left=["target", "least"]).markdown()
-    return "\n\n".join([made, *filter(None, [accuracy_line(found), given_line(fastest(alone(frame)))]), source(how)])
+    timed = fastest(alone(frame))
+    said = filter(None, [accuracy_line(found), given_line(timed)])
+    return "\n\n".join([made, *said, published.steady_source(how, records(timed))])
 
 
 def given_line(timed: pd.DataFrame) -> str:

@@ -1,15 +1,17 @@
 """Products of random shapes and layouts, and router gates of mixture-of-experts models, each contender alone.
 
-Times are medians of CUDA-graph replays, and of batches of plain calls, of one contender while nothing else runs. Long
-products are timed once power and clocks have settled. Results are verified against float64 before they are timed.
-cuBLAS is called through PyTorch and, where it reads the operands in place and launching does not decide, by plain
-launches through CuPy; the faster one counts, which ``cublas_via`` names.
+Times are medians of CUDA-graph replays of one contender while nothing else runs, and of a few batches of plain calls,
+in which the host's time counts. Ratios are those of the replays. Long products are timed once power and clocks have
+settled. Results are verified against float64 before they are timed. cuBLAS is called through PyTorch and, where it
+reads the operands in place and launching does not decide, by plain launches through CuPy; the faster one counts, which
+``cublas_via`` names.
 """
 
 import contextlib
 import functools
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from statistics import geometric_mean
 from typing import Any, Final
@@ -30,7 +32,7 @@ from numba_gemm.runtime import ahead
 from numba_gemm.runtime.device import current_device, device_properties
 from numba_gemm.runtime.timing import plain_call_us, time_alone
 
-WINDOW_S, CALLS_S, MOST_CALLS = 0.04, 0.02, 2000
+WINDOW_S, CALLS_S, MOST_CALLS, BATCHES = 0.04, 0.01, 2000, 5
 # Products that take `LIMITED_US` or more may be limited by power. They are timed in windows of `LIMITED_WINDOW_S` until
 # the medians of two in a row differ by less than `SETTLED`.
 LIMITED_US, LIMITED_WINDOW_S, SETTLED = 100.0, 0.15, 0.01
@@ -179,7 +181,8 @@ def alone(stream: int, call: Callable[[], Any], graphs: bool = True) -> tuple[fl
         us, *_ = steady.window(spans, WINDOW_S)
         if us >= LIMITED_US:
             us, *_ = steady.steady_state(spans, LIMITED_WINDOW_S, within=SETTLED)
-    return us, plain_call_us(on_stream(call), stream, us, CALLS_S, MOST_CALLS)
+    calls = (plain_call_us(on_stream(call), stream, us, CALLS_S, MOST_CALLS) for _ in range(BATCHES))
+    return us, statistics.median(calls)
 
 
 def claims_of_random(frame: pd.DataFrame) -> dict[str, Any]:
@@ -197,8 +200,8 @@ def claims_of_gates(frame: pd.DataFrame) -> dict[str, Any]:
     """Compare `fp32_auto` with PyTorch in float32."""
     many = frame[frame["m"] >= 512]
     return {
-        "fp32_auto is at least as fast as PyTorch at every router gate": frame["auto_ratio"] >= 1.0,
-        "fp32_auto is at least twice as fast as PyTorch from 512 tokens on": many["auto_ratio"] >= 2.0,
+        "fp32_auto is at least as fast as PyTorch at every router gate, in replays": frame["auto_ratio"] >= 1.0,
+        "fp32_auto is at least twice as fast as PyTorch from 512 tokens on, in replays": many["auto_ratio"] >= 2.0,
         "the error of fp32_auto is no larger than PyTorch's": frame[f"{FP32_AUTO}_error"] <= frame[f"{CUBLAS}_error"],
     }
 

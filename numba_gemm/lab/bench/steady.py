@@ -17,6 +17,7 @@ MOST_WINDOWS = 8
 SETTLED = 0.005  # relative difference of the medians of two windows that follow each other
 CALLS_S = 0.3  # of plain calls
 MOST_CALLS = 20_000
+UNSETTLED = "not settled"  # in the column `steady_throttle`
 
 
 def measure(
@@ -34,7 +35,7 @@ def measure(
         "steady_gflops": gemm_flops(*shape) / us * 1e-3,
         "steady_clock_mhz": clocks.median_mhz,
         "steady_watts": clocks.watts,
-        "steady_throttle": "; ".join(filter(None, [clocks.throttle, "" if settled else "not settled"])),
+        "steady_throttle": "; ".join(filter(None, [clocks.throttle, "" if settled else UNSETTLED])),
         "call_us": plain_call_us(enqueue, stream, us, CALLS_S, MOST_CALLS),
     }
 

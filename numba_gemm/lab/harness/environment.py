@@ -127,7 +127,7 @@ def caption(environment: Mapping[str, Any]) -> str:
         parts = [f"{gpu['name']} ({gpu['multiprocessors']} SMs at up to {gpu['max_clock_mhz']:.0f} MHz{peak})"]
         if clocks.get("sm_mhz_lowest"):
             seen = dict.fromkeys(f"{clocks[f'sm_mhz_{edge}']:.0f}" for edge in ("lowest", "highest"))
-            parts.append(f"SM clock during the run {' to '.join(seen)} MHz")
+            parts.append(f"median SM clock {' to '.join(seen)} MHz")
         if clocks.get("throttle_reasons"):
             parts.append(f"throttled by: {', '.join(clocks['throttle_reasons'])}")
         parts.append(f"driver {gpu.get('driver') or 'unknown'} (CUDA {gpu.get('cuda_driver_api')})")
