@@ -67,6 +67,9 @@ CUT_OFF = {"tf32": 2.0**-26, "bf16": 2.0**-27}
 def tensor_bound(precision: str, k: int) -> float:
     """Largest error of a tensor-core precision in an element of ``A @ B``, in units of its scale.
 
+    It is not proven for all operands: tensor cores lose more if one term is large and many others are just below
+    2**-25 of it.
+
     Raises
     ------
     KeyError

@@ -92,10 +92,11 @@ def test_terms_that_plain_sums_lose(name: str) -> None:
 
 
 @pytest.mark.parametrize("by_floats", [False, True])
+@pytest.mark.parametrize("beyond", [0, 1, 2, 3, 4, 5, 6])
 @pytest.mark.parametrize("name", TILES)
-def test_chunks_have_few_terms(name: str, by_floats: bool) -> None:
+def test_chunks_have_few_terms(name: str, beyond: int, by_floats: bool) -> None:
     """A one and all terms after it, each half a unit in its last place: only five of its chunk are lost."""
-    k = 2 * TILES[name].BK
+    k = 2 * TILES[name].BK - beyond  # some k-steps of the first k-tile are left out
     a, b = np.zeros((k // 4, k + by_floats), np.float32)[:, :k], np.ones((k, 4), np.float32)
     if by_floats:  # copies are spread over the first k-steps
         b = np.ones((4, k + 1), np.float32)[:, :k].T

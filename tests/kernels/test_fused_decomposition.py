@@ -99,6 +99,20 @@ def parts_of(precision, x):
     return [part.astype(np.float64) for part in found]
 
 
+@simulated
+@pytest.mark.parametrize(
+    ("config", "precision", "k"), [(STAGE.configs[-1], "bf16x9", 32), (CONFIG, "bf16x6", 16)], ids=["slot", "step"]
+)
+def test_terms_that_the_adder_drops(config, precision, k):
+    """A one, and other terms just below 2^-25 of it, all of which are lost: the page of precisions says so."""
+    a, b, c = np.zeros((1, k), np.float32), np.full((k, 1), 2.0**-12, np.float32), np.zeros((1, 1), np.float32)
+    a[...], a[0, 0], b[0, 0] = 2.0**-13 * (1 - 2.0**-6), 1.0, 1.0
+    matrices = [Matrix(x.ctypes.data, *x.shape, *x.strides, 0, x) for x in (a, b, c)]
+    launch.launch(STAGE, config, 1.0, matrices[0], matrices[1], 0.0, matrices[2], precision=precision)
+    lost = float((a.astype(float) @ b.astype(float) - c)[0, 0]) * 2.0**24
+    assert 0.45 * (k - 1) < lost < 0.5 * k
+
+
 def added_exactly(total, sums):
     larger = total + sums
     return larger, sums - (larger - total)

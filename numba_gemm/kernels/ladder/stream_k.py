@@ -193,6 +193,8 @@ def build(config, variant):
             k0, width, terms, gap = begin_sum(k, k_tiles, first)
             left = uint32(last - first)
             left_out = beyond(width)  # pairs of k-steps beyond k, of the first k-tile
+            if COMPENSATED and SPREAD > 0:  # whole chunks, so that the first has no more than six k-steps
+                left_out = uint32(left_out // uint32(3) * uint32(3))
             place_a(x, block_row, k0, tid, a_addresses)
             place_b(y, block_col, k0, tid, b_addresses)
             # all threads have read the previous piece's fragments, those read ahead at its end and its staged C before
