@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from support.background import run_by_hand
 from support.compile_energy import opcodes
 from support.offline import offline
 
@@ -42,11 +43,13 @@ class Stage:
 def rows(monkeypatch):
     """Return the rows of a GPU on which a second passes per span of 10 us, at 500 W; idle, at 100 W."""
     now = SimpleNamespace(seconds=0.0, millijoules=0.0)
+    background = run_by_hand(monkeypatch)
 
     def spans(us, watts):
         while True:
             now.seconds += 1.0
             now.millijoules += 1e3 * watts
+            background()
             yield us, True
 
     @contextlib.contextmanager

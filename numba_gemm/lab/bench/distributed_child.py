@@ -21,7 +21,7 @@ from numba_gemm.distributed import explain, model, sgemm
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.distributed import BLOCKS, BY_ROWS, COLS, PLACEMENTS, ROWS, largest_correct
-from numba_gemm.lab.harness.nvml import ClockSamples, Nvml, open_nvml, sampled_clocks
+from numba_gemm.lab.harness.nvml import ClockSamples, Nvml, median_watts, open_nvml, sampled_clocks
 from numba_gemm.runtime.timing import elapsed
 from numba_gemm.simulator.switch import SIMULATOR
 from numba_gemm.torch.operators import compute_into
@@ -90,7 +90,7 @@ class Contender:
         with self.context:
             self.count = self.count or max(1, int(seconds / largest(elapsed(self.call, synchronize))))
             elapsed(self.call, synchronize, self.count)
-            with sampled_clocks(nvml()) as clocks:
+            with sampled_clocks(nvml(), power=True) as clocks:
                 taken = elapsed(self.call, synchronize, self.count)
         self.spans.append((largest(taken), clocks))
 
@@ -112,7 +112,7 @@ def timed(contenders: dict[str, Contender], flops: float, most: float, seconds: 
         row[f"{prefix}tflops"] = flops / median(taken) / 1e12
         if prefix in ("", "alone_"):
             row[f"{prefix}mhz"] = of_all_ranks(median(sample.median_mhz for sample in clocks))
-            row[f"{prefix}watts"] = of_all_ranks(median(sample.watts for sample in clocks))
+            row[f"{prefix}watts"] = of_all_ranks(median_watts(clocks))
     return row
 
 

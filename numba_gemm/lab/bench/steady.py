@@ -64,7 +64,7 @@ def window(
 ) -> tuple[float, ClockSamples]:
     """Return the median time of spans in microseconds, and clocks and power, over some seconds."""
     times: list[float] = []
-    with sampled_clocks(nvml) as clocks:
+    with sampled_clocks(nvml, power=True) as clocks:
         begin = time.perf_counter()
         while time.perf_counter() - begin < length_s or not times:
             times.append(next(spans)[0])

@@ -1,15 +1,17 @@
 """Optional access to the GPU's clocks, power and throttle reasons through NVML."""
 
 import contextlib
+import functools
 import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 SM_CLOCK = 1  # NVML_CLOCK_SM
+COUNTER_INTERVAL_S = 0.002  # between reads of the energy counter, which an H200 advances about every 0.1 s
 
 # nvmlClocksEventReasons bits that slow a busy GPU down; an idle GPU and a clock set by a user are not among them.
 THROTTLE_REASONS = {
@@ -63,11 +65,12 @@ def open_nvml(uuid: str) -> Nvml | None:
 
 @dataclass
 class ClockSamples:
-    """SM clocks and throttle reasons sampled during a run, and mean power in watts (NaN if it is not known)."""
+    """SM clocks and throttle reasons sampled during a run, and changes of the energy counter."""
 
     mhz: list[int] = field(default_factory=list)
     reason_bits: int = 0
-    watts: float = math.nan
+    energy: list[tuple[float, int]] = field(default_factory=list)
+    """Seconds and millijoules: the first read of the counter, then each that differs from the one before."""
 
     @property
     def median_mhz(self) -> float:
@@ -75,30 +78,54 @@ class ClockSamples:
         return float(statistics.median(self.mhz)) if self.mhz else math.nan
 
     @property
+    def watts(self) -> float:
+        """Mean power between the first and the last change of the energy counter; NaN with fewer than two changes.
+
+        The counter advances in steps. A window that begins or ends between two of them contains a part of a step, so
+        energy over the length of the window would be wrong by up to one step.
+        """
+        if len(self.energy) < 3:
+            return math.nan
+        _, (begin, first), *_, (end, last) = self.energy
+        return (last - first) * 1e-3 / (end - begin)
+
+    @property
     def throttle(self) -> str:
         """Throttle reasons in words."""
         return "; ".join(word for bit, word in THROTTLE_REASONS.items() if self.reason_bits & bit)
 
 
+def median_watts(windows: Iterable[ClockSamples]) -> float:
+    """Median power of the windows in which it is known; NaN if it is known in none."""
+    known = [one.watts for one in windows if not math.isnan(one.watts)]
+    return statistics.median(known) if known else math.nan
+
+
 @contextlib.contextmanager
-def sampled_clocks(nvml: Nvml | None, interval_s: float = 0.02) -> Iterator[ClockSamples]:
-    """Sample clocks in the background while the context is active; the power is known at its end."""
+def sampled_clocks(nvml: Nvml | None, interval_s: float = 0.02, *, power: bool = False) -> Iterator[ClockSamples]:
+    """Sample clocks in the background while the context is active; with `power`, also watch the energy counter."""
     samples = ClockSamples()
     if nvml is None:
         yield samples
         return
+    counter = nvml.energy_mj if power else None
 
     def sample() -> None:
         with contextlib.suppress(Exception):  # an occasional failure loses one sample
             samples.mhz.append(nvml.sm_clock_mhz())
             samples.reason_bits |= nvml.reasons()
 
-    counted = nvml.energy_mj
-    with repeating(sample, interval_s):
-        energy, begin = 0 if counted is None else counted(), time.perf_counter()
+    def read(counter: Callable[[], int]) -> None:
+        with contextlib.suppress(Exception):
+            energy = counter()
+            if not samples.energy or energy != samples.energy[-1][1]:
+                samples.energy.append((time.perf_counter(), energy))
+
+    with contextlib.ExitStack() as background:
+        background.enter_context(repeating(sample, interval_s))
+        if counter is not None:
+            background.enter_context(repeating(functools.partial(read, counter), COUNTER_INTERVAL_S))
         yield samples
-        if counted is not None:
-            samples.watts = (counted() - energy) * 1e-3 / (time.perf_counter() - begin)
 
 
 @contextlib.contextmanager
