@@ -17,7 +17,8 @@ from numba_gemm.lab.bench import streamed
 from numba_gemm.lab.harness import experiment as lab
 from numba_gemm.lab.harness import pictures, runner
 
-LATEST = Path(__file__).parents[2] / "results" / "h200" / "latest"
+RESULTS = Path(__file__).parents[2] / "results"
+LATEST = RESULTS / "h200" / "latest"
 
 every_experiment = pytest.mark.parametrize("name", registry.EXPERIMENTS)
 
@@ -306,6 +307,24 @@ def test_streamed_rows_are_those_that_were_recorded():
     for column, value in (("largest_difference", np.nan), ("peak_bytes", 1e12)):
         frame.loc[frame.index[-1], column] = value
         assert list(streamed.claims(frame).values()).count(False) == (1 if column == "largest_difference" else 2)
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("streamed.csv")), ids=lambda path: path.parent.name)
+def test_recorded_streamed_products_are_within_the_limit(path):
+    assert all(streamed.claims(pd.read_csv(path)).values())
+
+
+@pytest.mark.parametrize(("precision", "bits"), [("ieee", 16), ("bf16x6", 16), ("bf16x6", 13)])
+def test_a_streamed_product_of_narrow_operands_is_refused(precision, bits):
+    """A product of operands without some of their bits (BF16, TF32) is refused; a product in float32 is not."""
+    k = 32768
+    a, b = streamed.uniform(64, k, 0), streamed.uniform(64, k, 1).T
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    most = streamed.most_difference(precision, k)
+    assert np.abs(a @ b - exact).max() < most
+    half, kept = np.uint32(1 << (bits - 1)), np.uint32((1 << 32) - (1 << bits))
+    narrow_a, narrow_b = (((of.view(np.uint32) + half) & kept).view(np.float32) for of in (a, b))
+    assert np.abs(narrow_a @ narrow_b - exact).max() > 2 * most
 
 
 def test_list_names_all(capsys):

@@ -26,7 +26,7 @@ from numba_gemm.api import tiled_sgemm
 from numba_gemm.lab.harness.environment import LAUNCHES
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.lab.harness.nvml import repeating
-from numba_gemm.models.accuracy import ieee_bound
+from numba_gemm.models.accuracy import CONFIDENCE, bound
 from numba_gemm.runtime.driver import device_scope
 from numba_gemm.runtime.pinned_memory import pinned
 from numba_gemm.runtime.timing import elapsed, no_wait
@@ -178,7 +178,7 @@ def timed(
         streamed_sgemm(a, b, c, **how)
     inside.seconds(how["precision"])  # the last call may have been of another precision
     difference, own, spans = inside.largest_difference(c), list[float](), list[float]()
-    for _ in range(repeats if difference <= most_difference(a.shape[1]) else 0):
+    for _ in range(repeats if difference <= most_difference(how["precision"], a.shape[1]) else 0):
         own.append(inside.seconds(how["precision"]))
         spans.append(elapsed(functools.partial(streamed_sgemm, a, b, c, **how), no_wait))
     return own, {
@@ -198,9 +198,14 @@ def timed(
     }
 
 
-def most_difference(k: int) -> float:
-    """Return the largest difference of two correct results of a size; each has errors within the bound."""
-    return 2 * ieee_bound(k) * k * LARGEST**2
+def most_difference(precision: str, k: int) -> float:
+    """Return the largest difference of two correct results of a precision; each has errors within its bound.
+
+    Bounds are relative to ``|A| @ |B|``. Operands here have random signs, so sums and their errors grow with the square
+    root of K only. A product of two elements has a standard deviation of ``LARGEST**2 / 3``; the bounds are applied to
+    `CONFIDENCE` times the standard deviation of a sum.
+    """
+    return 2 * bound(precision, k) * CONFIDENCE * math.sqrt(k) * LARGEST**2 / 3
 
 
 def table(shape: tuple[int, int], spans: Mapping[str, Sequence[float]], rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -223,7 +228,7 @@ def table(shape: tuple[int, int], spans: Mapping[str, Sequence[float]], rows: Se
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
     """Check the results and the memory of the streamed products."""
     rows = frame[frame["operands"] != ON_DEVICE]
-    most = rows["size"].map(most_difference)
+    most = [most_difference(precision, k) for precision, k in zip(rows["precision"], rows["size"])]
     allowed = rows["memory_limit"].fillna(rows["device_bytes"])
     return {
         "streamed products are those on the device": bool((rows["largest_difference"] <= most).all()),
