@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -665,6 +666,32 @@ def bound(buffers):
     return contenders.Bound(lambda stream: multiply(buffers))
 
 
+class Torch:
+    """The part of PyTorch that cuBLAS in narrow precisions needs, on arrays of NumPy."""
+
+    __name__ = "torch"
+    float32 = np.float32
+
+    def __init__(self):
+        self.switches, self.allowed = 0, None  # changes of `allow_tf32`; its value in the last product
+        torch = self
+
+        class Matmul:
+            def __setattr__(self, name, value):
+                torch.switches += 1
+                super().__setattr__(name, value)
+
+        self.backends = SimpleNamespace(cuda=SimpleNamespace(matmul=Matmul()))
+        self.backends.cuda.matmul.allow_tf32 = False
+
+    def as_tensor(self, array, device):
+        return array
+
+    def matmul(self, a, b, out):
+        self.allowed = self.backends.cuda.matmul.allow_tf32
+        np.matmul(a, b, out=out)
+
+
 def host_plan(*contending):
     """A plan for contenders that are plain NumPy."""
     return run.Plan([Shape(16, 12, 9)], contending, HostLibrary(), seed=1, simulated=True)
@@ -882,6 +909,38 @@ class TestTimingOfBaselines:
 
         monkeypatch.setattr(contenders, "optional", lambda module: Library)
         assert {found.via: found.capturable for found in contenders.cublas()} == {"torch": True, "cupy": False}
+
+    def test_tf32_is_switched_on_for_many_calls_at_once(self, monkeypatch):
+        """Plain calls and host time have no switch inside; contenders in turns each have their own setting."""
+        torch, switched, seen = Torch(), [], []
+        monkeypatch.setattr(contenders, "optional", lambda module: torch)
+        (tf32,) = (one for one in contenders.narrow_cublas() if one.precision == "tf32")
+
+        def interleaved(calls, *, rounds, **_options):
+            for call in calls.values():
+                call(0)
+                seen.append((torch.allowed, torch.backends.cuda.matmul.allow_tf32))
+            return {name: Samples(np.full(rounds, 50.0), True) for name in calls}
+
+        def plainly(call):
+            switched.append(torch.switches)
+            for _ in range(100):
+                call()
+            switched.append(torch.switches)
+            seen.append((torch.allowed, torch.backends.cuda.matmul.allow_tf32))
+            return 50.0
+
+        def alone(call, stream, *_arguments, **_options):
+            return {"steady_us": plainly(lambda: call(stream)), "call_us": 50.0}
+
+        monkeypatch.setattr(run, "time_interleaved", interleaved)
+        monkeypatch.setattr(run, "host_time_us", lambda call, **_options: plainly(call))
+        monkeypatch.setattr(run.steady_state, "measure", alone)
+        (frame,) = run.run(dataclasses.replace(host_plan(tf32), simulated=False))
+        assert list(frame["status"]) == ["ok"]
+        assert seen == [(True, False), (True, True), (True, True)]
+        assert len(set(switched)) == 1
+        assert not torch.backends.cuda.matmul.allow_tf32
 
     @pytest.mark.parametrize(
         ("names", "how"),

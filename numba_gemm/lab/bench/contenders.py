@@ -3,11 +3,12 @@
 Every contender is bound to the same buffers and enqueues one product ``C = A @ B`` on the same stream.
 """
 
+import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,17 @@ CPU_TERMS = 256 * 256 * 1024  # multiply-adds; a tenth of a second
 
 @dataclass(frozen=True)
 class Bound:
-    """A contender's call on one set of buffers; the argument of ``call`` is a stream handle."""
+    """A contender's call on one set of buffers; the argument of ``call`` is a stream handle.
+
+    Calls are made within ``setting``. It is entered once for many calls whose host time counts, since entering it takes
+    host time, too.
+    """
 
     call: Call
     config: str = ""
     compile_s: float = math.nan
     deliver: Callable[[], object] = lambda: None  # copies a result from elsewhere into C; not part of the product
+    setting: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
 
 @dataclass(frozen=True)
@@ -156,16 +162,7 @@ def narrow_cublas() -> tuple[Contender, ...]:
         return ()
 
     def tf32(buffers: DeviceBuffers) -> Bound:
-        a, b, c = buffers.views(torch)
-
-        def call(_stream: int) -> None:
-            torch.backends.cuda.matmul.allow_tf32 = True
-            try:
-                torch.matmul(a, b, out=c)
-            finally:
-                torch.backends.cuda.matmul.allow_tf32 = False
-
-        return Bound(call)
+        return replace(matmul(torch, buffers), setting=functools.partial(allowing_tf32, torch))
 
     def bf16(buffers: DeviceBuffers, given: bool) -> Bound:
         a, b, c = buffers.views(torch)
@@ -188,12 +185,35 @@ def narrow_cublas() -> tuple[Contender, ...]:
     )
 
 
+@contextlib.contextmanager
+def allowing_tf32(torch: Any) -> Iterator[None]:
+    """Let PyTorch compute FP32 products in TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
 def rotating(bound: Sequence[Bound]) -> Call:
     """Return a call that moves on to the next set of buffers each time."""
     if len(bound) == 1:
         return bound[0].call
     calls = itertools.cycle([one.call for one in bound])
     return lambda stream: next(calls)(stream)
+
+
+def in_turns(bound: Sequence[Bound]) -> Call:
+    """Return a call as `rotating` does that enters the setting by itself, for timing beside other contenders."""
+    call, setting = rotating(bound), bound[0].setting
+    if setting is contextlib.nullcontext:
+        return call
+
+    def enqueue(stream: int) -> None:
+        with setting():
+            call(stream)
+
+    return enqueue
 
 
 def select_contenders(

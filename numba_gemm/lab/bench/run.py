@@ -15,7 +15,7 @@ from numba_gemm.lab.bench import results
 from numba_gemm.lab.bench import steady as steady_state
 from numba_gemm.lab.bench.buffers import NORMAL, DeviceBuffers, HostLibrary, Reference, call_on_nan, operand_bytes
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.contenders import Bound, Contender, rotating
+from numba_gemm.lab.bench.contenders import Bound, Contender, in_turns, rotating
 from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.nvml import ClockSamples, Nvml, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
@@ -146,12 +146,13 @@ def verify_and_time(candidates: Sequence[Candidate], plan: Plan, shape: Shape, s
     time_on_host([c for c in right if on_host(plan, c)], plan, stream)
     for candidate in best_of_cublas(candidates):
         if candidate.samples is not None and not on_host(plan, candidate):
-            candidate.host_us = host_time(candidate, stream)
-            if runs_steadily(plan, candidate):
-                call = rotating(candidate.bound)
-                candidate.steady = steady_state.measure(
-                    call, stream, shape, plan.nvml, sets=len(sets), graphs=plan.graphs
-                )
+            with candidate.bound[0].setting():
+                candidate.host_us = host_time(candidate, stream)
+                if runs_steadily(plan, candidate):
+                    call = rotating(candidate.bound)
+                    candidate.steady = steady_state.measure(
+                        call, stream, shape, plan.nvml, sets=len(sets), graphs=plan.graphs
+                    )
     return clocks
 
 
@@ -189,8 +190,10 @@ def verify(candidate: Candidate, sets: Sequence[DeviceBuffers], reference: Refer
     c = sets[0].c
     try:
         candidate.bound = [candidate.contender.bind(buffers) for buffers in sets]
-        candidate.first_s = call_on_nan(plan.library, c, candidate.bound[0].call, stream)
-        candidate.bound[0].deliver()
+        first = candidate.bound[0]
+        with first.setting():
+            candidate.first_s = call_on_nan(plan.library, c, first.call, stream)
+        first.deliver()
         verdict, candidate.error_median, candidate.error_max = reference.judge(c, candidate.contender.precision)
     except Exception as error:  # a contender may raise anything; the others continue
         candidate.fail(error)
@@ -207,7 +210,7 @@ def time_on_device(outcomes: Mapping[str, Outcome], plan: Plan, sets: int, strea
     """
     if not outcomes:
         return
-    calls = {name: rotating(outcome.bound) for name, outcome in outcomes.items()}
+    calls = {name: in_turns(outcome.bound) for name, outcome in outcomes.items()}
     rounds = plan.rounds or affordable_rounds([outcome.first_s for outcome in outcomes.values()])
     how: dict[str, Any] = {"min_span_us": MIN_SPAN_US, "round_up_to": sets, "graphs": plan.graphs, "seed": plan.seed}
     try:
