@@ -20,7 +20,7 @@ from numba_gemm.lab.harness.environment import GRAPHS, caption, conclude
 LADDER_SHAPE = Shape(4096, 4096, 4096)
 STEADY = "each contender alone at its steady state"
 PRECISIONS_FOLDER = "precisions"  # results of `bench.py --precisions`, `accuracy`, `tensor_ladder`, `special_values`
-STATISTICS = {"geomean": "geometric mean", "min": "least", "max": "most"}
+STATISTICS = {"geomean": "geometric mean", "min": "least", "median": "median"}
 
 
 class ReadmeError(Exception):
