@@ -666,13 +666,41 @@ def bound(buffers):
     return contenders.Bound(lambda stream: multiply(buffers))
 
 
+def in_bf16(array):
+    """Return an array with its elements rounded to BF16."""
+    bits = np.asarray(array).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+class Tensor(np.ndarray):
+    """A tensor of `Torch` in FP32, or in BF16."""
+
+    torch, narrow = None, False
+
+    def bfloat16(self):
+        made = in_bf16(self).view(Tensor)
+        made.torch, made.narrow = self.torch, True
+        return made
+
+    def assign(self, other):
+        self[...] = in_bf16(other) if self.narrow else other
+
+    def copy_(self, other):
+        self.torch.copies += 1
+        self.assign(other)
+
+
 class Torch:
-    """The part of PyTorch that cuBLAS in narrow precisions needs, on arrays of NumPy."""
+    """The part of PyTorch that cuBLAS in narrow precisions needs, on arrays of NumPy.
+
+    `refusal` is the error of products of BF16 tensors with an FP32 result.
+    """
 
     __name__ = "torch"
     float32 = np.float32
 
-    def __init__(self):
+    def __init__(self, refusal=None):
+        self.refusal, self.copies = refusal, 0
         self.switches, self.allowed = 0, None  # changes of `allow_tf32`; its value in the last product
         torch = self
 
@@ -685,11 +713,18 @@ class Torch:
         self.backends.cuda.matmul.allow_tf32 = False
 
     def as_tensor(self, array, device):
-        return array
+        made = array.view(Tensor)
+        made.torch = self
+        return made
+
+    def mm(self, a, b, out_dtype, out):
+        if self.refusal is not None:
+            raise self.refusal("out_dtype")
+        np.matmul(a, b, out=out)
 
     def matmul(self, a, b, out):
         self.allowed = self.backends.cuda.matmul.allow_tf32
-        np.matmul(a, b, out=out)
+        out.assign(np.matmul(a, b))
 
 
 def host_plan(*contending):
@@ -909,6 +944,27 @@ class TestTimingOfBaselines:
 
         monkeypatch.setattr(contenders, "optional", lambda module: Library)
         assert {found.via: found.capturable for found in contenders.cublas()} == {"torch": True, "cupy": False}
+
+    @pytest.mark.parametrize(("refusal", "copies"), [(None, 2), (TypeError, 3), (NotImplementedError, 3)])
+    def test_bf16_converts_no_result_that_pytorch_writes_in_fp32(self, refusal, copies, monkeypatch):
+        """Versions of PyTorch that cannot do that refuse ``out_dtype``."""
+        torch = Torch(refusal)
+        monkeypatch.setattr(contenders, "optional", lambda module: torch)
+        _, widening, given = contenders.narrow_cublas()
+        buffers = DeviceBuffers.random(HostLibrary(), Shape(16, 12, 9), seed=1)
+        narrow_a, narrow_b = (in_bf16(one) for one in (buffers.a, buffers.b))
+        found = {}
+        for contender in (widening, given):
+            made = contender.bind(buffers)
+            buffers.c[...] = np.nan
+            torch.copies = 0
+            made.call(0)
+            found[contender.stage] = torch.copies
+            made.deliver()
+            exact = refusal is None and contender is widening
+            expected = narrow_a @ narrow_b
+            np.testing.assert_array_equal(buffers.c, expected if exact else in_bf16(expected))
+        assert found == {"cublas": copies, results.GIVEN_BF16: 0}
 
     def test_tf32_is_switched_on_for_many_calls_at_once(self, monkeypatch):
         """Plain calls and host time have no switch inside; contenders in turns each have their own setting."""
