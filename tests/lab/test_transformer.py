@@ -39,6 +39,16 @@ def test_settings_of_pytorch_are_restored():
     assert torch.backends.cuda.matmul.allow_tf32 == before
 
 
+def test_compiled_ways_differ_in_products_alone(monkeypatch):
+    """The baseline of products from here is compiled with their options."""
+    monkeypatch.setattr(torch, "compile", lambda block, options=None: options)
+    ways = (transformer.COMPILED, transformer.SAME_OPTIONS, f"{transformer.COMPILED}, external ieee")
+    plain, same, ours = (transformer.compiled(torch, None, way) for way in ways)
+    assert plain is None
+    assert len(ours.pop("external_matmul")) == 1
+    assert same == ours
+
+
 def test_most_tokens_are_sums():
     tokens = transformer.sequences(torch, torch.Generator().manual_seed(3), 8, 100)
     sums = (tokens[:, 1:-1] + tokens[:, :-2]) % transformer.VOCABULARY == tokens[:, 2:]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 TORCH, TF32 = "torch", "torch, TF32"  # PyTorch's own products, in float32 and in TF32
 COMPILED = "torch.compile"
+SAME_OPTIONS = f"{COMPILED}, same options"  # as those with products from here, without these products
 SEED = 1
 HEAD = 64  # width of an attention head
 VOCABULARY = 64  # different tokens
@@ -62,16 +63,17 @@ def compiled(torch: Any, block: Any, name: str) -> Any:
     from numba_gemm.torch import external_matmul, unfuse_addmm
 
     torch.compiler.reset()
-    external: Any = name.partition(", external ")[2]
-    if not external:
+    if name == COMPILED:
         return torch.compile(block)
     # Beside cuBLAS; Triton's float32 kernels are slower, and take minutes to measure (docs/experiments.md).
-    options = {
+    options: dict[str, Any] = {
         "max_autotune": True,
         "max_autotune_gemm_backends": "ATEN",
-        "external_matmul": [external_matmul(external)],
         "post_grad_custom_post_pass": unfuse_addmm,
     }
+    if name != SAME_OPTIONS:
+        external: Any = name.partition(", external ")[2]
+        options["external_matmul"] = [external_matmul(external)]
     return torch.compile(block, options=options)
 
 
@@ -131,7 +133,7 @@ def transformer_step(
     truth = gradients_of(exact, x64, grad.double(), [x64, *exact.parameters()])
     names = [TORCH, TF32, *(f"override {one}" for one in precisions)]
     if not SIMULATOR:
-        names += [COMPILED, *(f"{COMPILED}, external {one}" for one in precisions)]
+        names += [COMPILED, SAME_OPTIONS, *(f"{COMPILED}, external {one}" for one in precisions)]
     torch_ms = math.nan
     for name in names:
         run = compiled(torch, block, name)
