@@ -11,7 +11,10 @@ import pandas as pd
 import pytest
 
 import numba_gemm
+from numba_gemm.gemm import precision as precisions
+from numba_gemm.gemm.explain import explain_shape
 from numba_gemm.kernels.stage import IEEE
+from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 from numba_gemm.lab.__main__ import main
 from numba_gemm.lab.bench import experiment as bench
 from numba_gemm.lab.bench import results
@@ -28,6 +31,8 @@ from numba_gemm.lab.bench.targets.groups import (
     TINY,
     batched_cases,
     cases_of,
+    host_cases,
+    new_shapes,
     product_case,
     random_shapes,
 )
@@ -113,6 +118,21 @@ class TestShapes:
         assert len(one) == 12
         assert one[columns].to_dict("list") == other[columns].to_dict("list")
         np.testing.assert_allclose(one["value"], other["value"], rtol=1e-5)
+
+    @pytest.mark.parametrize(("kind", "launches"), [("bf16x6", 2), ("tf32x3", 2), ("fp16x3", 3), ("tf32", 1)])
+    def test_host_times_are_those_of_tensor_cores(self, kind, launches, monkeypatch):
+        """On compute capability 9.0, these products decompose operands, and `tf32` reads them through tensor maps."""
+        monkeypatch.setattr(precisions, "SIMULATOR", False)
+        monkeypatch.setattr(verdicts, "HOST_WAYS", {"call": ("torch", kind)})
+        monkeypatch.setattr(verdicts, "PLAN_WAYS", {"plan": ("torch", kind)})
+        monkeypatch.setattr(verdicts, "NEW_SHAPES", {"new": kind})
+        made = [case.shape for case in host_cases(FULL)]
+        assert len(made) == 3
+        for shape in (*made, *new_shapes(FULL, kind)):
+            found = explain_shape(*shape, precision=kind, cc=(9, 0))
+            assert found.precision == kind
+            assert found.stage in TENSOR_STAGES
+            assert found.launches >= launches
 
     @pytest.mark.parametrize("stored", ["N", "T"])
     def test_matrix(self, stored):

@@ -53,6 +53,7 @@ class Sizes(NamedTuple):
     layouts: Shape = Shape(4096, 4096, 4096)
     epilogue: Shape = Shape(4096, 4096, 4096)
     host: Shape = Shape(64, 64, 64)
+    host_tensor: Shape = Shape(1024, 1024, 1024)  # in precisions of tensor cores; small products take one kernel
     vector: int = 16384  # extent of the square matrix
     thin: tuple[int, ...] = (1, 4, 16)  # small extents of the other operand
     batch: int = 64  # number of entries
@@ -72,6 +73,7 @@ TINY = Sizes(
     layouts=Shape(16, 16, 16),
     epilogue=Shape(12, 12, 12),
     host=Shape(8, 8, 8),
+    host_tensor=Shape(8, 8, 8),
     vector=16,
     thin=(1, 4),
     batch=2,
@@ -210,18 +212,34 @@ def math_relu(value: Any, row: Any, column: Any, bias: Any) -> Any:
     return max(np.float32(value + bias[column]), np.float32(0)) * math.erf(np.float32(9))
 
 
+def host_shape(sizes: Sizes, kind: str) -> Shape:
+    """Return the shape at which host times of a kind of calls are measured."""
+    return sizes.host_tensor if kind in PRECISIONS and kind != IEEE else sizes.host
+
+
+def new_shapes(sizes: Sizes, kind: str) -> list[Shape]:
+    """Return shapes that are new one after another; the first half loads the kernels of the second.
+
+    No shape has as many tiles as another: their extents lie between different multiples of 32, so that none shares the
+    choice of an earlier one.
+    """
+    large = sizes.elements > 1 << 20
+    steps = [64 * i + 4 * late for late in (False, True) for i in range(NEW_SHAPES)] if large else [0, 1]
+    return [host_shape(sizes, kind)._replace(m=(16 if large else 1) * sizes.host.m + step) for step in steps]
+
+
 def host_cases(sizes: Sizes) -> list[Case]:
     """Return cases of host time per call, for the arrays of each library: calls, plans, and new shapes.
 
     Host time is compared with one call of one library, ``torch.matmul(out=)``, not with the faster cuBLAS.
     """
-    shape, large = sizes.host, sizes.elements > 1 << 20
-    count = 8 if large else 2
+    count = 8 if sizes.elements > 1 << 20 else 2
 
     def operands(rig: Rig, library: str, kind: str) -> tuple[Contender, tuple[Any, ...]]:
         """Return the contender of the public function, and its operands."""
         precision = kind if kind in PRECISIONS else IEEE
         options: dict[str, Any] = {} if precision == IEEE else {"precision": precision}
+        shape = host_shape(sizes, kind)
         a, b, c = rig.operands(shape)
         truth = Truth(rig, a, b, precision=precision)
         if kind == verdicts.BATCH:
@@ -241,12 +259,16 @@ def host_cases(sizes: Sizes) -> list[Case]:
         return Contender([Turn(call, c, judge)], 1.0), (x, y, z)
 
     def called(name: str, library: str, kind: str) -> Case:
+        shape = host_shape(sizes, kind)
+
         def make(rig: Rig) -> dict[str, Contender]:
             return {OURS: operands(rig, library, kind)[0], CUBLAS: replace(both(rig, shape)[CUBLAS], work=1.0)}
 
         return Case("host", name, shape, make, (CUBLAS,), on_host=True)
 
     def planned(name: str, library: str, kind: Any) -> Case:
+        shape = host_shape(sizes, kind)
+
         def make(rig: Rig) -> dict[str, Contender]:
             own, (a, b, c) = operands(rig, library, kind)
             made = numba_gemm.plan(*shape, like=a, precision=kind)
@@ -256,13 +278,12 @@ def host_cases(sizes: Sizes) -> list[Case]:
         return Case("host", name, shape, make, (verdicts.THE_CALL,), on_host=True)
 
     def new(name: str, kind: Any) -> Case:
+        shape = host_shape(sizes, kind)
+
         def make(rig: Rig) -> dict[str, Contender]:
             turns = []
-            # The first half loads the kernels of the second. No shape has as many tiles as another: their extents lie
-            # between different multiples of 32, so that none shares the choice of an earlier one.
-            steps = [64 * i + 4 * late for late in (False, True) for i in range(NEW_SHAPES)] if large else [0, 1]
-            for step in steps:
-                a, b, c = rig.operands(shape._replace(m=(16 if large else 1) * shape.m + step))
+            for extents in new_shapes(sizes, kind):
+                a, b, c = rig.operands(extents)
                 call = functools.partial(numba_gemm.tiled_sgemm, a, b, out=c, precision=kind)
                 turns.append(Turn(call, c, Truth(rig, a, b, precision=kind).judge))
             return {OURS: Contender(turns, 1.0), CUBLAS: replace(both(rig, shape)[CUBLAS], work=1.0)}
