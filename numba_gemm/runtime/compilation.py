@@ -93,14 +93,19 @@ def compile_kernel(kernel: Kernel, cc: tuple[int, int], *, keep_ptx: bool = True
     with without_collections():
         if kernel.epilogue is not None:
             epilogues.check_result(kernel.epilogue, kernel.vectors, cc)
-        built = _built(kernel) if kernel.epilogue is None else kernel.build(kernel.config, kernel.variant)
+            built = kernel.build(kernel.config, kernel.variant)
+        else:
+            built = _built(kernel, tuple(settings().items()))
         signature, whole = kernel.signature(kernel.variant), kernel.whole_program
         return compile_cubin(built, signature, cc, name=kernel.name, whole_program=whole, keep_ptx=keep_ptx)
 
 
 @lru_cache(maxsize=1)
-def _built(kernel: Kernel) -> Any:
-    """Return a kernel's function: for the next compute capability its device functions are typed and lowered."""
+def _built(kernel: Kernel, made_with: tuple[tuple[str, Any], ...]) -> Any:
+    """Return a kernel's function: for the next compute capability its device functions are typed and lowered.
+
+    With other settings, it is another function.
+    """
     return kernel.build(kernel.config, kernel.variant)
 
 

@@ -20,9 +20,11 @@ import cuda.core as cuda_core
 import pytest
 from cuda.pathfinder import DynamicLibNotFoundError
 from numba import cuda, float32
+from numba.core import config
 
 from numba_gemm.device import matrix
-from numba_gemm.runtime import compiler
+from numba_gemm.kernels import STAGES
+from numba_gemm.runtime import compilation, compiler
 from numba_gemm.simulator import probe
 from numba_gemm.simulator.switch import SIMULATOR, device_function, hardware_only
 
@@ -149,6 +151,16 @@ def _compile_all() -> dict[str, Any]:
     outcomes["lineinfo"] = _outcome(divides, matrices, cc, lineinfo=True)
     outcomes["bounds"] = _outcome(divides, matrices, cc, launch_bounds=(256, 2))
     outcomes["plain function"] = _outcome(divides.py_func, matrices, cc, name="1st")
+    config.FORCE_CUDA_CC = 8, 0
+    outcomes["forced"] = _outcome(divides, matrices, cc)
+    outcomes["left"] = config.FORCE_CUDA_CC
+    config.FORCE_CUDA_CC = None
+    kernel, codes = STAGES["shared_tile"].kernel_of(STAGES["shared_tile"].configs[0], False), []
+    for config.OPT in (0, 3, 3):
+        codes.append(compiler.machine_code(compilation.compile_kernel(kernel, cc)))
+        if len(codes) > 1:
+            compilation._built.cache_clear()
+    outcomes["settings"] = [codes[0] != codes[1], codes[1] == codes[2]]
 
     # Threads that compile for different targets at once, nested device functions included.
     def compile_one(cc: tuple[int, int]) -> None:
@@ -273,6 +285,17 @@ def test_resource_usage_is_read_from_the_log():
     assert outcomes["capped"]["spill_loads"] > 0
     assert outcomes["capped"]["local"] > 0
     assert outcomes["local"]["local"] == 4000
+
+
+def test_no_other_compute_capability_is_forced():
+    """NUMBA_FORCE_CUDA_CC replaces that of Numba's own launches only; it is not part of a kernel's key."""
+    assert ".target sm_90a" in compiled()["forced"]["ptx"]
+    assert compiled()["left"] == [8, 0]
+
+
+def test_a_changed_setting_compiles_anew():
+    """Else the code of another setting would be kept under the key of this one."""
+    assert compiled()["settings"] == [True, True]
 
 
 def test_the_compiler_is_left_as_it_was():

@@ -97,7 +97,7 @@ def _assembled(kernel: Any, cubin: Any, cc: tuple[int, int]) -> Any:
 
     ptx, count = re.subn(r"(?m)^\.target \w+", f".target {target(cc)}", cubin.ptx)
     assert count == 1
-    return assemble(ptx, cc, cubin.name, register_limit(_built(kernel), cc))
+    return assemble(ptx, cc, cubin.name, register_limit(_built(kernel, ()), cc))
 
 
 def _hash(text: str) -> str:
