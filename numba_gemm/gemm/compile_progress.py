@@ -28,8 +28,8 @@ class _Progress:
 
     def __init__(self, count: int, wanted: bool | None) -> None:
         self._count, self._done, self._begin = count, 0, time.perf_counter()
-        self._terminal = sys.stderr.isatty()
-        self._wanted = self._terminal if wanted is None else wanted
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._wanted = sys.stderr is not None and (self._terminal if wanted is None else wanted)
 
     def show(self, name: str, one: kernel_cache.Fetched) -> None:
         """Count a kernel."""

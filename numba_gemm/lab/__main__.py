@@ -94,7 +94,7 @@ def run_all(
         print(f"\n== {experiment.name}: {experiment.lesson}")
         try:
             statuses.append(RIGHT if run(experiment, parameters, out=out, commit=commit, plot=plot) else WRONG)
-        except (Unavailable, GpuUnavailable) as error:
+        except (Unavailable, GpuUnavailable, ModuleNotFoundError) as error:
             print(f"error: {experiment.name}: {error}", file=sys.stderr)
         except UsageError:
             raise

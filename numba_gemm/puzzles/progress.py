@@ -55,14 +55,16 @@ class Directory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._states: dict[str, State] = {}
+        self._states = self._stored()
+
+    def _stored(self) -> dict[str, State]:
         try:
-            stored = json.loads((path / FILE).read_text(encoding="utf-8"))
-            self._states = {name: State(**state) for name, state in stored.items()}
+            stored = json.loads((self.path / FILE).read_text(encoding="utf-8"))
+            return {name: State(**state) for name, state in stored.items()}
         except FileNotFoundError:
-            pass
+            return {}
         except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"{path / FILE} holds no progress ({error}); move it away to begin anew") from None
+            raise ValueError(f"{self.path / FILE} holds no progress ({error}); move it away to begin anew") from None
 
     def state(self, name: str) -> State:
         """Return the progress with a puzzle."""
@@ -124,7 +126,7 @@ class Directory:
         return state
 
     def _keep(self, name: str, state: State) -> None:
-        self._states[name] = state
+        self._states = self._stored() | {name: state}  # other commands may have changed other puzzles' states
         self.path.mkdir(parents=True, exist_ok=True)
         text = json.dumps({name: asdict(state) for name, state in self._states.items()}, indent=2) + "\n"
         partial = self.path / f".{FILE}.{os.getpid()}"

@@ -51,6 +51,7 @@ def export(path: Path, kernels: Iterable[tuple[str, str, Cubin, float]]) -> int:
     whole = MAGIC + json.dumps(index).encode() + b"\n" + b"".join(parts.values())
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_bytes(whole)
+    temporary.chmod(0o644)  # a bundle that others can write is refused
     temporary.replace(path)
     return len(whole)
 
@@ -85,8 +86,10 @@ def _opened(path: Path) -> Iterator[_Opened]:
         if known is None or known[0] != state:
             if file.read(len(MAGIC)) != MAGIC:
                 raise ValueError(f"{path} is not a bundle of kernels")
-            places = json.loads(file.readline()).items()
-            known = state, {str(name): (int(start), int(size)) for name, (start, size) in places}, file.tell()
+            places = json.loads(file.readline())
+            if not isinstance(places, dict):
+                raise ValueError(f"{path} has no index; export it again")
+            known = state, {str(name): (int(start), int(size)) for name, (start, size) in places.items()}, file.tell()
             _known[path] = known
         yield _Opened(file, *known[1:])
 

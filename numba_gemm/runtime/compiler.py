@@ -115,16 +115,12 @@ class _StandInDevice:
         self.compute_capability = cc
 
 
-OFF = ("CUDA_ENABLE_NRT", "CUDA_DEBUGINFO_DEFAULT", "FORCE_CUDA_CC")  # settings of Numba's, see `_compiling_for`
-
-
 @contextlib.contextmanager
 def _compiling_for(cc: tuple[Any, ...]) -> Iterator[None]:
     """Let this thread compile nested device functions for `cc`, whatever GPU there is, under Numba's compiler lock.
 
-    Numba's reference counting and debug information are off meanwhile, whatever NUMBA_CUDA_ENABLE_NRT and
-    NUMBA_CUDA_DEBUGINFO say: the first needs a library that is not linked here, the second excludes optimisation. So is
-    NUMBA_FORCE_CUDA_CC, which would replace `cc`.
+    NUMBA_CUDA_ENABLE_NRT, NUMBA_CUDA_DEBUGINFO and NUMBA_FORCE_CUDA_CC are off meanwhile: the first needs a library
+    that is not linked here, the second excludes optimisation, and the third would replace `cc`.
     """
     from numba.core import config
     from numba.cuda import dispatcher
@@ -137,7 +133,8 @@ def _compiling_for(cc: tuple[Any, ...]) -> Iterator[None]:
             # Another thread may ask without holding the lock, for a launch of its own: it gets the real answer.
             return _StandInDevice(cc) if threading.get_ident() == compiling_thread else real()
 
-        settings = {name: getattr(config, name, 0) for name in OFF}
+        names = "CUDA_ENABLE_NRT", "CUDA_DEBUGINFO_DEFAULT", "FORCE_CUDA_CC"
+        settings = {name: getattr(config, name, 0) for name in names}
         dispatcher.get_current_device = get_current_device
         vars(config).update(dict.fromkeys(settings, 0))
         try:

@@ -54,15 +54,18 @@ def at_least_one(text: str) -> int:
     return value
 
 
+MOST_SECONDS = 1_000_000  # which every function of the operating system takes
+
+
 def positive_seconds(text: str) -> float:
     """Parse a positive number of seconds; the type of an option."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
+    if not 0 < value <= MOST_SECONDS:
         raise argparse.ArgumentTypeError(
-            f"{text!r} given; expected a number of seconds above 0; pass 300, for instance"
+            f"{text!r} given; expected a number of seconds above 0 and up to {MOST_SECONDS}; pass 300, for instance"
         )
     return value
 

@@ -87,12 +87,22 @@ def test_random_shapes(found, monkeypatch):
     published, add = found
     monkeypatch.setattr(random_shapes, "FOLDERS", ("",))
     ratios = {"ieee_ratio": [0.8, 1.25, 2.0, 1.0], "auto_ratio": [1.0] * 4, "bf16x6_ratio": [0.4, 0.6, 0.5, 2.0]}
-    add("random_products", m=[1, 2, 3, 4], n=5, k=6, layout="NT", aligned=[False, True, True, True], **ratios)
+    calls = {
+        "cublas_call_us": 8.0,
+        "ieee_call_us": [4.0, 16.0, 8.0, 8.0],
+        "fp32_auto_call_us": 8.0,
+        "bf16x6_call_us": 4.0,
+    }
+    where = {"m": [1, 2, 3, 4], "n": 5, "k": 6, "layout": "NT", "aligned": [False, True, True, True]}
+    add("random_products", **where, **ratios, **calls)
     text = random_shapes.random_products(published)
     first, second, third = lines(text)
     assert first.startswith(
         "| `ieee`, over cuBLAS SGEMM | 1.19 | ≥ 0.9 | 1 of 4 | `1x5x6 NT unaligned`: 0.8; `4x5x6 NT`: 1;"
     )
+    assert first.endswith("| 1 |")
+    assert second.endswith("| 0.841 |"), "the faster of cuBLAS and float32 is the baseline"
+    assert third.endswith("| 2 |")
     assert "| ≥ 0.95 | 0 of 4 |" in second
     assert "| ≥ 0.5 | 1 of 4 |" in third
     assert [line for line in text.splitlines() if line.startswith("- ")] == [
@@ -117,10 +127,12 @@ def test_router_gates_of_two_runs(found, monkeypatch):
     monkeypatch.setattr(random_shapes, "FOLDERS", ("", "."))
     timed = [(m, n, k, m * n * k / 1e3) for m in (1, 1024) for n in (2, 4) for k in (500, 1000)]
     columns = pd.DataFrame(timed, columns=["m", "n", "k", "auto_ratio"]).to_dict("list")
-    add("router_gates", **columns, fp32_auto_error=0.0, cublas_error=0.0)
+    calls = {"cublas_call_us": 8.0, "fp32_auto_call_us": [4.0, 16.0] * 4}
+    add("router_gates", **columns, **calls, fp32_auto_error=0.0, cublas_error=0.0)
     text = random_shapes.router_gates(published)
     rows = [line for line in lines(text) if line.startswith("| 1")]
     assert rows == ["| 1 | 1 to 2 | 2 to 4 |", "| 1,024 | 1.02e+03 to 2.05e+03 | 2.05e+03 to 4.1e+03 |"] * 2
+    assert text.count("the ratios are 0.5 to 2, in the geometric mean 1; 4 of 8 are below 1.") == 2
     assert text.count("K of 500 and 1,000") == text.count("No target is missed.") == 2
 
 

@@ -757,7 +757,7 @@ def test_drivers_that_are_pretended(tmp_path, case):
     assert done.returncode == 1
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "soon", "inf", "nan"])
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "inf", "nan", "3000000"])
 def test_errors_of_the_command_line(value, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["--timeout", value])

@@ -352,6 +352,12 @@ def test_a_place_that_cannot_keep_kernels(fetched, monkeypatch, tmp_path):
         precompile("naive", H200)
 
 
+@pytest.mark.parametrize("progress", [True, None])
+def test_progress_without_a_standard_error_stream(fetched, monkeypatch, progress):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert len(precompile("naive", H200, progress=progress)) == 2
+
+
 @pytest.mark.parametrize("progress", [True, False, None])
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress(fetched, capsys, monkeypatch, progress, terminal):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -195,6 +196,12 @@ def test_what_was_measured_is_kept(run, tmp_path, capsys, name, status, said):
 def test_a_failure_leaves_the_others_to_run(run, tmp_path):
     assert run("failing", "unavailable", "measured", "--no-plot") == 1
     assert (tmp_path / "measured.csv").is_file()
+
+
+def test_a_missing_package_is_no_wrong_result(run, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run("measured") == 2
+    assert "plots need matplotlib: pip install matplotlib, or draw none" in capsys.readouterr().err
 
 
 def test_an_experiment_that_cannot_run_is_left_out(run, capsys):

@@ -337,6 +337,13 @@ def test_the_best_score_is_kept(capsys, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["product.py", "progress.json"]
 
 
+def test_commands_at_the_same_time_keep_each_others_progress(tmp_path):
+    first, second = Directory(tmp_path), Directory(tmp_path)
+    second.hint(puzzle("element"))
+    first.hint(puzzle("product"))
+    assert [Directory(tmp_path).state(name).hints for name in ("element", "product")] == [1, 1]
+
+
 def test_a_file_is_never_overwritten(tmp_path):
     (tmp_path / "element.py").write_text("mine")
     with pytest.raises(FileExistsError):

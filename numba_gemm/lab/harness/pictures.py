@@ -47,7 +47,9 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("plots need matplotlib: pip install matplotlib") from None
+        raise ModuleNotFoundError(
+            "plots need matplotlib: pip install matplotlib, or draw none (numba-gemm lab --no-plot)", name="matplotlib"
+        ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
