@@ -321,10 +321,10 @@ def _along1(extent, bk, threads, pitch, parts, unit):
 
 
 @lru_cache(maxsize=64)
-def pairs_beyond(BK, most):
+def pairs_beyond(BK, most, several=1):
     """Make a device function that returns the pairs of k-steps, up to `most`, without any of a k-tile's `width` terms.
 
-    The k-tile's last k-step is not among them.
+    The k-tile's last k-step is not among them. Their number is a multiple of `several`.
     """
 
     @device_function
@@ -332,7 +332,11 @@ def pairs_beyond(BK, most):
         return pinned(min(uint32((max(BK - width, int64(1)) - 1) // 2), uint32(most)))
 
     @device_function
+    def rounded_down(width):
+        return uint32(beyond(width) // uint32(several) * uint32(several))
+
+    @device_function
     def none(width):
         return uint32(0)
 
-    return beyond if most > 0 else none
+    return none if most <= 0 else beyond if several == 1 else rounded_down

@@ -84,7 +84,8 @@ def build(config, variant):
     SPREADS = FLOATS and (TM * TN >= SUMS_SPREAD or not variant.b.startswith("across"))
     SPREAD = min(2, BK // 2 - 1) if SPREADS else 0  # pairs of k-steps
     PARTS = max(1, 2 * SPREAD)
-    LOOPS, beyond = BK // 2 - 1 > SPREAD, pairs_beyond(BK, most_left_out(config, SPREAD))
+    CHUNK = 3 if variant.compensated and SPREAD > 0 else 1  # pairs left out: whole chunks, or the first would grow
+    LOOPS, beyond = BK // 2 - 1 > SPREAD, pairs_beyond(BK, most_left_out(config, SPREAD), CHUNK)
     # Large thread tiles leave no register to spare where several blocks share an SM, if A passes through registers and
     # B does so, too, or is copied 4 bytes at a time; with eight blocks and a C that is stored float by float, smaller
     # ones do not, either.
@@ -193,8 +194,6 @@ def build(config, variant):
             k0, width, terms, gap = begin_sum(k, k_tiles, first)
             left = uint32(last - first)
             left_out = beyond(width)  # pairs of k-steps beyond k, of the first k-tile
-            if COMPENSATED and SPREAD > 0:  # whole chunks, so that the first has no more than six k-steps
-                left_out = uint32(left_out // uint32(3) * uint32(3))
             place_a(x, block_row, k0, tid, a_addresses)
             place_b(y, block_col, k0, tid, b_addresses)
             # all threads have read the previous piece's fragments, those read ahead at its end and its staged C before
