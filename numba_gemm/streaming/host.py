@@ -258,7 +258,7 @@ def reserve_file(array: np.ndarray) -> None:
         return
     for path, begin, size in mapped_files(array):
         try:
-            if not path.is_file() or _is_locked(path):  # deleted, or a device
+            if not path.is_file() or _is_locked(path):  # deleted, a device, or locked
                 continue
             with path.open("r+b") as file:
                 if os.fstat(file.fileno()).st_size < begin + size:

@@ -84,7 +84,8 @@ def build(config, variant):
     SPREADS = FLOATS and (TM * TN >= SUMS_SPREAD or not variant.b.startswith("across"))
     SPREAD = min(2, BK // 2 - 1) if SPREADS else 0  # pairs of k-steps
     PARTS = max(1, 2 * SPREAD)
-    CHUNK = 3 if variant.compensated and SPREAD > 0 else 1  # pairs left out: whole chunks, or the first would grow
+    # Pairs of k-steps are left out by whole chunks: otherwise the first chunk would have more terms than the others.
+    CHUNK = 3 if variant.compensated and SPREAD > 0 else 1
     LOOPS, beyond = BK // 2 - 1 > SPREAD, pairs_beyond(BK, most_left_out(config, SPREAD), CHUNK)
     # Large thread tiles leave no register to spare where several blocks share an SM, if A passes through registers and
     # B does so, too, or is copied 4 bytes at a time; with eight blocks and a C that is stored float by float, smaller
