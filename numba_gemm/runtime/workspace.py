@@ -3,11 +3,12 @@
 Launches on one stream follow each other, so they may use the same memory. A graph may be replayed at any time, beside
 the stream from which it was captured, so captured launches use memory of their own. (Several executable graphs made
 from one captured graph share it, and so do nodes of another graph that contain it; they must not run at the same time.)
+It is freed at the first allocation for a later capture, once the graph and all that was made from it are gone.
 
-A workspace is for products of one launch. It grows, at least to twice its size, and is never freed: pending launches
-may use the smaller ones, whose total size is at most that of the last. So memory grows with the number of streams that
-were ever used, including the default streams of threads. Behind a workspace are counters, 32-bit words that are 0
-before the first launch and that every kernel leaves at 0.
+A workspace is for products of one launch. It grows, at least to twice its size, and is not freed before: pending
+launches may use the smaller ones, whose total size is at most that of the last. So memory grows with the number of
+streams that were ever used, including the default streams of threads. Behind a workspace are counters, 32-bit words
+that are 0 before the first launch and that every kernel leaves at 0.
 
 A product of several launches leases memory: no other call gets it until all of these launches are enqueued, whichever
 thread they come from. Afterwards the order of the stream separates them, and the next call may have it.
@@ -24,6 +25,7 @@ from cuda.bindings import driver
 
 from ..device.units import ceil_div
 from .driver import call, failure, raw, relaxed_capture, zero_is_per_thread
+from .graph_end import GraphEnd
 
 ALIGNMENT = 256
 COUNTER_BYTES = 4
@@ -76,6 +78,8 @@ class Workspaces:
         # another default stream in every thread.
         self._workspaces: dict[tuple[int, int], Workspace] = {}
         self._free: dict[tuple[int, int], list[Lease]] = {}
+        # Memory of captures, and the ends of their graphs.
+        self._captured: dict[tuple[int, int], tuple[GraphEnd, list[int]]] = {}
 
     def reserve(self, stream: int, size: int, counters: int) -> tuple[int, int]:
         """Return the addresses of the stream's workspace and of its counters, which it enlarges if necessary."""
@@ -86,6 +90,8 @@ class Workspaces:
                 found = self._workspaces.get(key)
                 if found is None or not found.holds(size, counters):
                     found = self._workspaces[key] = _allocate(size, counters, found)
+                    if key[1]:
+                        self._note(key, stream, found.pointer)
         return found.words
 
     def lease(self, stream: int, size: int) -> Lease:
@@ -136,11 +142,26 @@ class Workspaces:
             raise MemoryError(f"the device has no {size:,} bytes left for the parts of the operands; free some memory")
         if status != driver.CUresult.CUDA_SUCCESS:
             raise failure("cuMemAlloc", status)
+        if key[1]:
+            with self._lock:
+                self._note(key, stream, int(pointer))
         return Lease(int(pointer), grown, key)
+
+    def _note(self, key: tuple[int, int], stream: int, pointer: int) -> None:
+        """Note memory that belongs to a graph, and free that of graphs that are gone."""
+        for gone in [other for other, (end, _) in self._captured.items() if end.has_come()]:
+            self._workspaces.pop(gone, None)
+            self._free.pop(gone, None)
+            with relaxed_capture():
+                for each in self._captured.pop(gone)[1]:
+                    call(driver.cuMemFree, each)
+        if key not in self._captured:
+            self._captured[key] = GraphEnd(stream), []
+        self._captured[key][1].append(pointer)
 
     def release(self, lease: Lease) -> None:
         """Let the next call on the stream have the memory: all launches that use it are enqueued."""
-        self._free[lease.key].append(lease)  # `_new_lease` made the list
+        self._free.get(lease.key, []).append(lease)  # `_new_lease` made the list, unless the graph is gone
 
 
 def identity(stream: int) -> tuple[int, int]:

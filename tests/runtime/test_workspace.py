@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from cuda.bindings import driver
@@ -33,6 +34,29 @@ def test_workspaces_grow_and_captures_have_their_own(gpu):
     assert reserve(40, 10, 5) != grown
     assert reserve(40, 2000, 8) == reserve(40, 10, 5)
     assert reserve(40, 9000, 1) == reserve(40, 10, 8), "counters were lost"
+
+
+def test_memory_of_a_graph_is_freed_once_it_is_gone(gpu):
+    workspaces = Workspaces()
+    gpu.capturing = {40: 7, 50: 8}
+    small = workspaces.reserve(40, 1000, 4)[0]
+    large = workspaces.reserve(40, 5000, 4)[0]
+    lease = workspaces.lease(40, 100)
+    workspaces.release(lease)
+    other = workspaces.lease(50, 100)
+    gpu.destroy_graph(7)
+    assert not gpu.freed
+    gpu.capturing = {40: 9}
+    workspaces.reserve(40, 1000, 4)
+    assert gpu.freed == [small, large, lease.pointer]
+    gpu.destroy_graph(8)  # during a call
+    workspaces.lease(40, 100)
+    assert gpu.freed[3:] == [other.pointer]
+    workspaces.release(other)
+    gpu.destroy_graph(9)
+    gpu.capturing = {40: 10}
+    workspaces.lease(40, 1 << 20)
+    assert len(gpu.freed) == 6
 
 
 def test_devices_have_their_own_workspaces(gpu):
@@ -84,6 +108,7 @@ def memory(monkeypatch):
     calls = {"cuMemFree": made.freed, "cuStreamSynchronize": made.waited}
     monkeypatch.setattr(workspace, "identity", lambda stream: (stream, 7 if stream == 9 else 0))
     monkeypatch.setattr(workspace, "relaxed_capture", nullcontext)
+    monkeypatch.setattr(workspace, "GraphEnd", lambda stream: SimpleNamespace(has_come=lambda: False))
     monkeypatch.setattr(workspace.driver, "cuMemAlloc", made.allocate)
     monkeypatch.setattr(workspace, "call", lambda function, value: calls[function.__name__].append(value))
     return made
@@ -127,7 +152,7 @@ def test_lease_that_is_too_small_is_freed_when_the_stream_is_done_with_it(memory
     assert workspaces.lease(1, 100) is large
 
 
-def test_memory_that_a_graph_uses_is_never_freed(memory):
+def test_memory_that_a_graph_uses_is_not_freed(memory):
     workspaces = Workspaces()
     captured = workspaces.lease(9, 100)
     workspaces.release(captured)

@@ -150,6 +150,8 @@ class HostGpu:
         self.kernels: dict[int, object] = {}
         self.allocations: list[np.ndarray] = []
         self.pushed: list[int] = []
+        self.freed: list[int] = []
+        self.owned: dict[int, list[object]] = {}  # by graphs, which have the numbers of their captures
         self.status, self.computes = 0, True
         self.pause = threading.Event().wait
         self._stack: list[int | None] = []
@@ -262,6 +264,7 @@ class HostGpu:
         return result(-(-self.allocations[-1].ctypes.data // 256) * 256)
 
     def cuMemFree(self, pointer):
+        self.freed.append(int(pointer))
         return result()
 
     def cuMemsetD32Async(self, pointer, value, count, stream):
@@ -285,7 +288,20 @@ class HostGpu:
         return result()
 
     def cuStreamGetCaptureInfo(self, stream):
-        return result(None, self.capturing[stream], None, None, None, 0)
+        return result(None, self.capturing[stream], self.capturing[stream], None, None, 0)
+
+    def cuUserObjectCreate(self, pointer, destroy, count, flags):
+        assert count == 1
+        return result(functools.partial(ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(destroy), pointer))
+
+    def cuGraphRetainUserObject(self, graph, owned, count, flags):
+        self.owned.setdefault(graph, []).append(owned)
+        return result()
+
+    def destroy_graph(self, graph):
+        """Call the destructors of what a graph owns, as when it and all that was made from it are gone."""
+        for destructor in self.owned.pop(graph):
+            destructor()
 
     def cuThreadExchangeStreamCaptureMode(self, mode):
         return result(mode)
