@@ -493,10 +493,9 @@ slots_inside = notebook.predict("error over that of FP32, slots inside", ...)
 
 # %% [markdown]
 # Three ways to sum, of three stages. *All inside*. *Afresh*: the tensor cores sum one slot of 64 terms from zero, and
-# the slot's sum is added outside, in FP32, which rounds. *Compensated*: the products of first parts afresh, the small
-# ones apart; and two more additions compute the rounding error of each addition outside, which is added at the end. The
-# steps outside are the project's own device functions, which the simulator runs
-# (`numba_gemm/kernels/tensor_core/accumulate.py`):
+# the slot's sum is added outside, in FP32, which rounds. *Compensated*: afresh, and two more operations compute the
+# rounding error of each addition outside, with which the next slot's sum begins. The steps outside are the project's
+# own device functions, which the simulator runs (`numba_gemm/kernels/tensor_core/accumulate.py`):
 
 # %%
 notebook.source("accumulate", function="add_exactly")
@@ -525,17 +524,14 @@ def slot(acc, s, products):
     return acc.astype(np.float32).reshape(-1, 4)
 
 
-inside, afresh, total, rests = (np.zeros((m * n // 4, 4), np.float32) for _ in range(4))
+inside, afresh, total, left = (np.zeros((m * n // 4, 4), np.float32) for _ in range(4))
 zero = np.zeros_like(total)
 for s in range(terms // six.slot_k):
     inside = slot(inside, s, six.products)
     add(afresh, slot(zero, s, six.products))
-    lead, rests = slot(zero, s, six.products[-1:]), slot(rests, s, six.products[:-1])
-    add_exactly(total, lead)  # what is rounded off becomes `lead`
-    add(rests, lead)
-    if s % accumulate.FOLD == accumulate.FOLD - 1:
-        add_exactly(total, rests)
-finish(total, rests)
+    left = slot(left, s, six.products)  # begins with what was rounded off
+    add_exactly(total, left)  # what is rounded off becomes `left`
+finish(total, left)
 
 ladder = notebook.recorded("latest/precisions/tensor_ladder.csv").set_index("stage")
 ladder = ladder.drop(index="one_warp")  # in bf16, as above
@@ -582,12 +578,15 @@ slots_inside.reveal(
 # All inside is worse than FP32, although the parts contain every bit. Afresh is far better, and compensated the error
 # is about that of rounding the result once: it no longer grows with K. This is also why first parts have seven bits
 # and not eight: their products are shorter, so fewer bits of a slot's sum are truncated. (Sums below K = 1024 have few
-# terms, errors average out less, and `bf16x6` begins afresh every 16 terms, not every 64, at some cost in time: see
-# [docs/precision.md](../docs/precision.md).)
+# terms, errors average out less, and `bf16x6` begins afresh every 16 terms, not every 64, with the small products
+# apart, at some cost in time: see [docs/precision.md](../docs/precision.md).)
 #
-# The loop for long sums, with these steps in it. A warp that starts products (`multiply`) waits until the tensor cores
-# have nearly completed them, so they would idle while it adds. In tiles of two warpgroups these alternate
-# (`ALTERNATES`): one adds while the other multiplies.
+# The loop for long sums. A warp that starts products (`everything`) waits until the tensor cores have nearly completed
+# them, so they would idle while it adds. In tiles of two warpgroups these alternate (`take` and `hand_over`): one adds
+# while the other multiplies.
+
+# %%
+notebook.source("accumulate", function="add_slot")
 
 # %%
 notebook.source("accumulate", function="compensated")

@@ -29,44 +29,47 @@ __all__ = [
 FIRST = itemgetter(0)
 
 # TFLOP/s of an H200 that has tiles of one size for all its multiprocessors, for precisions with one product of parts,
-# with several, with a compensated sum of several, and with one that is stepwise. Whole tiles are ranked by these.
+# with several, with a compensated sum of several, and with one that is stepwise, of six products or nine. Whole tiles
+# are ranked by these.
 RATES: dict[str, dict[tuple[int, int], float]] = {
     "one": {(128, 256): 600.0, (128, 128): 480.0, (64, 128): 330.0, (64, 64): 220.0},
     "several": {(128, 128): 230.0, (64, 128): 168.0, (64, 64): 115.0},
-    "compensated": {(128, 128): 116.0, (64, 128): 89.0, (64, 96): 80.0, (64, 64): 73.0},
-    "stepwise": {(128, 128): 72.5, (64, 128): 64.0},
+    "compensated": {(128, 128): 121.0, (64, 128): 91.0, (64, 96): 83.0, (64, 64): 77.0},
+    "stepwise": {(128, 128): 98.0, (64, 128): 74.0},
+    "stepwise of nine": {(128, 128): 84.0, (64, 128): 56.0},
 }
 # Tiles that precisions other than bf16x6 do without, since each kernel takes time to compile. Smaller ones with
 # stepwise sums are left out, too: `fused_decomposition` computes most small products with short sums.
 LEFT_OUT = {(64, 96)}
 # The same rates if no multiprocessor has more than a few tiles: operands are then read few times, and power limits
-# less. Those of "several" and "compensated" are fitted to candidates of up to `FEW_ROUNDS` rounds on an H200. Those of
-# "one" and "stepwise" were measured on an H100, and hold for one round.
+# less. Those of "several" are fitted to candidates of up to `FEW_ROUNDS` rounds on an H200, and those of sums that are
+# compensated to 1,399 candidates for 233 products. Those of "one" were measured on an H100, and hold for one round.
 FEW_TILES_RATES: dict[str, dict[tuple[int, int], float]] = {
     "one": {(128, 256): 700.0, (128, 128): 650.0, (64, 128): 660.0, (64, 64): 480.0},
     "several": {(128, 128): 265.0, (64, 128): 200.0, (64, 64): 157.0},
-    "compensated": {(128, 128): 126.0, (64, 128): 109.0, (64, 96): 98.0, (64, 64): 90.0},
-    "stepwise": {(128, 128): 73.0, (64, 128): 73.0},
+    "compensated": {(128, 128): 138.0, (64, 128): 113.0, (64, 96): 105.0, (64, 64): 97.0},
+    "stepwise": {(128, 128): 101.0, (64, 128): 81.0},
+    "stepwise of nine": {(128, 128): 88.0, (64, 128): 62.0},
 }
 # Numbers of products of parts that these rates are for. Compensation takes as long as so many more; precisions with
 # scales have so much of the rates, and TF32 has half of them.
-PRODUCTS = {"one": 1, "several": 3, "compensated": 6, "stepwise": 6}
-COMPENSATION, SCALED = 3.0, 0.87
+PRODUCTS = {"one": 1, "several": 3, "compensated": 6, "stepwise": 6, "stepwise of nine": 9}
+COMPENSATION, SCALED = 2.0, 0.87
 # The same of tiles of `rows_in_registers`, however many. Those of compensated sums are fitted to products of bf16x6 on
 # an H200, so that the faster of this stage and `persistent` is chosen; the others have not been timed.
 ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
     "several": {(128, 64): 200.0, (64, 64): 140.0},
-    "compensated": {(128, 64): 98.0, (64, 64): 77.0},
+    "compensated": {(128, 64): 103.0, (64, 64): 81.0},
 }
 # The same of an A of BF16, which is not decomposed.
 NARROW_ROWS_RATES: dict[str, dict[tuple[int, int], float]] = {
     "several": {(128, 128): 300.0, (192, 64): 260.0, (128, 64): 240.0, (64, 64): 170.0},
     "compensated": {(128, 128): 190.0, (192, 64): 165.0, (128, 64): 150.0, (64, 64): 115.0},
 }
-# Factor by which tiles of `rows_in_registers` take longer with stepwise sums. This, the other rates and times of
-# stepwise sums, and `FUSED_ACCESS` are fitted to 1,151 candidates for 73 products of 167 to 1,000 terms on an H100;
-# those of `persistent`, to 32 candidates for 17 products of 12 to 765 terms on an H200.
-ROWS_STEPWISE = 1.15
+# Factor by which tiles of `rows_in_registers` take longer with stepwise sums. Fitted, like the rates of compensated
+# sums, to products of bf16x6 on an H200. Other times of stepwise sums, and `FUSED_ACCESS`, are fitted to 1,151
+# candidates for 73 products of 167 to 1,000 terms on an H100.
+ROWS_STEPWISE = 1.32
 # Factors by which tiles of `rows_in_registers` take longer if A is copied float by float, by rows of the tile. Fitted
 # to 33 products in bf16x6 on an H200.
 ROWS_FLOATS = {64: 1.2, 128: 1.35}
@@ -77,7 +80,8 @@ TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128):
 TMA_THIN, TMA_THIN_EXTENT = 1.2, 32
 # TFLOP/s of an H200 at 16384 cubed, decomposition included; of short sums at 4096x4096x768.
 SPEEDS = {
-    "bf16x6_stepwise": 61.0,
+    "bf16x6_stepwise": 76.0,
+    "bf16x9_stepwise": 68.0,
     "tf32x3": 107.0,
     "bf16x3": 217.0,
     "bf16x6": 108.0,
@@ -148,7 +152,9 @@ def _of_precision(rates: dict[tuple[int, int], float], precision: TensorPrecisio
 def _kind(precision: TensorPrecision) -> str:
     """Return the key of a precision's rates."""
     if precision.compensated:
-        return "stepwise" if precision.stepwise else "compensated"
+        if precision.stepwise:
+            return "stepwise" if len(precision.products) == PRODUCTS["stepwise"] else "stepwise of nine"
+        return "compensated"
     return "one" if len(precision.products) == 1 else "several"
 
 

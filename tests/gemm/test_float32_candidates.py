@@ -234,9 +234,10 @@ def test_adding_takes_longer_with_scales():
 @pytest.mark.parametrize(
     ("shape", "layout", "precision", "faster", "slower"),
     [
-        ((675, 930, 178), "NN", "bf16x6", ("rows_in_registers", 12.0), ("persistent", 13.7)),
-        ((8192, 512, 300), "NN", "bf16x6", ("rows_in_registers", 48.5), ("persistent", 56.2)),
-        ((316, 3782, 137), "NN", "bf16x6", ("persistent", 20.0), ("fused_decomposition", 27.2)),
+        ((675, 930, 178), "NN", "bf16x6", ("rows_in_registers", 12.5), ("persistent", 13.1)),
+        ((8192, 512, 300), "NN", "bf16x6", ("persistent", 46.0), ("rows_in_registers", 50.1)),
+        ((3000, 300, 200), "TN", "bf16x6", ("rows_in_registers", 15.2), ("persistent", 20.3)),
+        ((316, 3782, 137), "NN", "bf16x6", ("persistent", 16.8), ("fused_decomposition", 26.8)),
         ((147, 845, 1567), "NT", "tf32", ("tf32_tma", 10.6), ("persistent", 12.6)),
         ((2156, 52, 6759), "NN", "tf32", ("rows_in_registers", 33.6), ("tf32_tma", 45.5)),
         ((15498, 33, 2072), "NN", "tf32x3", ("rows_in_registers", 52.3), ("persistent", 184.0)),
@@ -282,19 +283,20 @@ def test_operands_are_not_decomposed_where_tensor_maps_take_less_time():
     assert found.index("tf32_tma") < found.index("persistent")
 
 
-# Sums of one k-tile, of which `fused_decomposition` was measured to take 1.4 and 1.9 times as long, on an H200.
-@pytest.mark.parametrize("shape", [(603, 526, 57), (116, 16194, 59)])
-def test_sums_of_one_k_tile_are_not_decomposed_in_the_kernel(shape):
+# Sums of one k-tile, of which `fused_decomposition` was measured to take 1.4 and 1.9 times as long, on an H200. The
+# second takes 13.3 us in `persistent`, and 14.9 us in `stream_k`.
+@pytest.mark.parametrize(("shape", "stage"), [((603, 526, 57), "stream_k"), ((116, 16194, 59), "persistent")])
+def test_sums_of_one_k_tile_are_not_decomposed_in_the_kernel(shape, stage):
     for k, considered in ((shape[2], False), (64, False), (65, True)):
         found = ranked(problem(product_of(*shape[:2], k, "NT", True), H100, "bf16x6"))
         assert any(one.stage is FUSED for one in found) == considered
-    assert best(problem(product_of(*shape, "NT", True), H100, "bf16x6")).stage.name == "stream_k"
+    assert best(problem(product_of(*shape, "NT", True), H100, "bf16x6")).stage.name == stage
 
 
 def test_large_tiles_whose_rows_are_copied_by_floats_lose_to_float32():
-    """18x4216x5457 takes 60.6 us on an H200 in tiles of 128x64, and 45.8 us in float32."""
+    """18x4216x5457 takes 59.7 us on an H200 in tiles of 128x64, and 45.7 us in float32."""
     product = product_of(18, 4216, 5457, "NN", odd=True)
-    assert resolved("fp32_auto", product, H100) == "ieee"
+    assert resolved("fp32_auto", product, H200) == "ieee"
 
 
 def test_few_tiles_behind_a_full_round_of_blocks_are_divided():

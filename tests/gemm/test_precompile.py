@@ -97,7 +97,7 @@ EXPECTED = {
     "bf16": persistent("bf16", WIDE + TILES),
     "bf16x3": persistent("bf16x3", TILES),
     "bf16x6": (persistent("bf16x6", TILES) | LONG | FUSED) - {"persistent_bf16x6_stepwise_64x64-c1p1"},
-    "bf16x9": persistent("bf16x9", TILES),
+    "bf16x9": persistent("bf16x9", TILES) - {"persistent_bf16x9_stepwise_64x64-c1p1"},
     "fp16x3": persistent("fp16x3", TILES),
 }
 
@@ -132,7 +132,7 @@ def test_tensor_cores_have_few_kernels(fetched):
     precompile(cc=H200, precision=TENSOR_PRECISIONS)
     assert len(set(fetched)) == len(fetched)
     names = {name for name, _ in fetched}
-    assert len(names - of_float32(names)) <= 62
+    assert len(names - of_float32(names)) <= 64
     assert len(of_float32(names)) <= 78
 
 

@@ -76,7 +76,7 @@ def shift(value, row, col, bias):
 
 @pytest.mark.parametrize("sides", ["b", "a", "ab"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("extents", [(600, 700, 1024), (300, 600, 9002)], ids=["whole", "divided"])
+@pytest.mark.parametrize("extents", [(800, 800, 1024), (300, 600, 9002)], ids=["whole", "divided"])
 def test_a_prepared_operand_is_not_decomposed_again(torch, gpu, full_checks, extents, precision, sides):
     m, n, k = extents
     a, b = tensor(m, k), turned(tensor(n, k))

@@ -1026,8 +1026,9 @@ def test_compiled_kernels_are_what_they_claim(part):
             assert opcodes.get("USETMAXREG", 0) == (2 if row["claim"] else 0), name
             continue
         precision = ALL_PRECISIONS[row["precision"]]
-        # All steps of a slot are written out, but of leading products that are summed step by step: those are a loop.
-        assert opcodes["HGMMA"] == 4 * len(precision.products) - (3 if precision.stepwise else 0), name
+        # All steps of a slot are written out, and in compensated sums three slots: an odd one, and two of a turn.
+        copies = 3 if row["stage"] == "persistent" and precision.compensated and not precision.stepwise else 1
+        assert opcodes["HGMMA"] == copies * 4 * len(precision.products), name
         bulk = row["stage"] != "one_warpgroup"
         assert opcodes.get("UBLKCP", 0) == (2 * precision.parts if bulk else 0), name
         assert opcodes.get("SYNCS", 0) >= (3 if bulk else 0), name
@@ -1038,8 +1039,9 @@ def test_compiled_kernels_are_what_they_claim(part):
         if row["stage"] == "persistent":
             # Words are moved to registers of the warp for the first descriptors; the others are computed there.
             assert opcodes["R2UR"] <= opcodes["HGMMA"] + 24, name
-            alternate = row["consumers"] == 2 and precision.parts > 1 and not precision.stepwise
-            assert opcodes["BAR"] == (5 if alternate else 1), name
+            alternate = row["consumers"] == 2 and precision.parts > 1
+            turns = 4 if precision.stepwise else copies  # two barriers each, for either warpgroup
+            assert opcodes["BAR"] == 1 + (2 + 4 * turns if alternate else 0), (name, opcodes["BAR"])
 
 
 # ------------------------------------------------------------------------------------------------------- on a GPU

@@ -2,21 +2,21 @@
 
 Tensor cores truncate what does not fit into a float of their running sum, so a long sum drifts toward zero. The
 products of the first parts, the leading ones, make up almost the whole sum. The products of the other parts, the minor
-ones (`rests`), are smaller by a factor of 2^7 or more, and so is what is truncated from them. Hence:
+ones (`rests`), are smaller by a factor of 2^7 or more. Hence:
 
 - `running`, for precisions with one product: the whole sum stays in the tensor cores. Rounding to the narrow format
   loses more than the truncation.
 - `folded`: the tensor cores sum the leading products of each slot from zero. That sum is added to the total outside,
   with rounding. The sum of the minor products stays in the tensor cores for eight slots.
-- `compensated`: in addition, two more operations find what each addition to the total rounds off (Dekker, 1971,
-  doi:10.1007/BF01397083), and add it to the sum of the minor products. The error then does not grow with k.
-- `stepwise`: as `compensated`, but the tensor cores sum the leading products of only one instruction, sixteen terms,
-  from zero. This takes longer, and serves short sums. The sum of the minor products stays in the tensor cores to the
-  end.
+- `compensated`: the tensor cores sum all products of a slot, the smallest first. That sum is added to the total
+  outside, and two more operations find what the addition rounds off (Dekker, 1971, doi:10.1007/BF01397083). The sum of
+  the next slot begins with it, so the error does not grow with k.
+- `stepwise`: as `compensated`, but for one instruction's terms, sixteen, and the minor products are summed apart: so
+  the sum of the leading ones has few bits, and fewer are truncated. What additions round off goes to the sum of the
+  minor products, which stays in the tensor cores to the end. This takes longer, and serves short sums.
 
-All but `running` end by adding the minor products to the total, and a correction for the average truncation in the
-slots, as measured. The correction is less than half a unit in the last place, so a sum that is exactly a float does not
-change.
+All but `running` end by adding what is left to the total, and a correction for the average truncation in the slots, as
+measured. The correction is less than half a unit in the last place, so a sum that is exactly a float does not change.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from numba import cuda, float32, uint32
 
 from ...device import wgmma
 from ...simulator.switch import device_function
-from .pipeline import alternates, alternation, ring, slot_products, step_product
+from .pipeline import alternates, alternation, ring, slot_products, step_products
 from .precision import TensorPrecision
 from .stage import GROUP_ROWS, ROW_BYTES, WarpgroupConfig
 
 STEPS = 4  # per slot, each with the terms of one instruction
-FOLD = 8  # slots for which the sum of the minor products stays in the tensor cores
+FOLD = 8  # slots for which a sum of minor products stays in the tensor cores
 CUT_OFF = 0.875 * 2.0**-25  # relative truncation; must be below 2^-25, or exact sums would change
 
 
@@ -153,20 +153,10 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
     if not others:
         return running_sums(config, precision)
 
+    ALTERNATES = alternates(config, precision)
+    _, take, hand_over, _ = alternation(config, precision)
     lead = slot_products(config, precision, leading, fresh=True)
     rest = slot_products(config, precision, others, fresh=False)
-    ALTERNATES = alternates(config, precision)
-    LATER = 0 if ALTERNATES else 1  # groups of products that may be in flight when the leading ones are added
-    _, take, hand_over, _ = alternation(config, precision)
-
-    @device_function
-    def multiply(sums, rests, start, i, group, keep):
-        """Start the products of slot i; `keep` is that of the minor ones."""
-        a_tile, b_tile = tiles(start, i, group)
-        take(group)
-        lead(sums, a_tile, b_tile, False)
-        rest(rests, a_tile, b_tile, keep)
-        hand_over(group)
 
     @device_function
     def folded(total, start, full, empty, i, parity, k_slots, group):
@@ -179,8 +169,12 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
             if new:
                 add_rests(total, rests)
             await_slot(full, i, parity)
-            multiply(sums, rests, start, i, group, not new)
-            wait(sums, LATER)
+            a_tile, b_tile = tiles(start, i, group)
+            take(group)
+            lead(sums, a_tile, b_tile, False)
+            rest(rests, a_tile, b_tile, not new)
+            hand_over(group)
+            wait(sums, 0 if ALTERNATES else 1)
             if ALTERNATES:
                 give_back(empty, i)
             add(total, sums)
@@ -192,34 +186,51 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
         finish(total, rests)
         return i, parity
 
+    everything = slot_products(config, precision, precision.products, fresh=False)
+
+    @device_function
+    def add_slot(total, sums, start, full, empty, i, parity, group):
+        await_slot(full, i, parity)
+        a_tile, b_tile = tiles(start, i, group)
+        take(group)
+        everything(sums, a_tile, b_tile, True)
+        hand_over(group)
+        wait(sums, 0)
+        give_back(empty, i)
+        add_exactly(total, sums)
+        return following(i, parity)
+
     @device_function
     def compensated(total, start, full, empty, i, parity, k_slots, group):
-        sums, rests = cuda.local.array((COLUMN_GROUPS, 4), float32), cuda.local.array((COLUMN_GROUPS, 4), float32)
+        sums = cuda.local.array((COLUMN_GROUPS, 4), float32)
         clear(total)
-        clear(rests)
+        clear(sums)
         s = uint32(0)
-        await_slot(full, i, parity)
+        # Two slots per turn: in each, the total changes registers, and would be moved back after one.
+        if k_slots % uint32(2) == uint32(1):
+            i, parity = add_slot(total, sums, start, full, empty, i, parity, group)
+            s = uint32(1)
         while s < k_slots:
-            multiply(sums, rests, start, i, group, True)
-            wait(sums, LATER)
-            if ALTERNATES:
-                give_back(empty, i)
-            add_exactly(total, sums)
-            last = i
-            i, parity = following(i, parity)
-            s = uint32(s + 1)
-            if s < k_slots:  # here, so that the compiler does not move the additions above behind the wait below
-                await_slot(full, i, parity)
-            wait(rests, 0)
-            if not ALTERNATES:
-                give_back(empty, last)
-            add(rests, sums)
-            if s % uint32(FOLD) == uint32(0):
-                add_exactly(total, rests)
-        finish(total, rests)
+            i, parity = add_slot(total, sums, start, full, empty, i, parity, group)
+            i, parity = add_slot(total, sums, start, full, empty, i, parity, group)
+            s = uint32(s + 2)
+        finish(total, sums)
         return i, parity
 
-    step_lead = step_product(config, precision)
+    products_of_step = step_products(config, precision)
+
+    @device_function
+    def multiply_step(sums, rests, a_tile, b_tile, group, step):
+        take(group)
+        products_of_step(sums, rests, a_tile, b_tile, step)
+        hand_over(group)
+        wait(rests, 0)
+        wait(sums, 0)
+
+    @device_function
+    def add_sums(total, sums, rests):
+        add_exactly(total, sums)
+        add(rests, sums)
 
     @device_function
     def stepwise(total, start, full, empty, i, parity, k_slots, group):
@@ -230,16 +241,15 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
         while s < k_slots:
             await_slot(full, i, parity)
             a_tile, b_tile = tiles(start, i, group)
-            rest(rests, a_tile, b_tile, True)
-            wait(rests, 0)  # complete before the steps below add to them
-            step = uint32(0)
-            while step < uint32(STEPS):
-                step_lead(sums, a_tile, b_tile, step)
-                wait(sums, 0)
-                add_exactly(total, sums)
-                add(rests, sums)
-                step = uint32(step + 1)
+            multiply_step(sums, rests, a_tile, b_tile, group, 0)
+            add_sums(total, sums, rests)
+            multiply_step(sums, rests, a_tile, b_tile, group, 1)
+            add_sums(total, sums, rests)
+            multiply_step(sums, rests, a_tile, b_tile, group, 2)
+            add_sums(total, sums, rests)
+            multiply_step(sums, rests, a_tile, b_tile, group, 3)
             give_back(empty, i)
+            add_sums(total, sums, rests)
             s = uint32(s + 1)
             i, parity = following(i, parity)
         finish(total, rests)

@@ -7,13 +7,13 @@ Idea: tiles of A and B are copied to shared memory as they are, by `cp.async`. A
     and of four columns of B, by 128-bit loads. It decomposes them in registers, which gives its fragments of all parts,
     and the warp multiplies them by `mma.sync`. Which row, column or k an element of a fragment stands for is a choice,
     and this choice suits the loads. The sums are kept as in `warp_mma`. In small tiles, several warps share each sum,
-    each for different k. With several parts, the warps' totals are added exactly, then their sums of minor products. If
-    a sum of a tile is NaN, or nearly infinite, the block computes the tile again by FP32 multiply-adds, and replaces
+    each for different k. With several parts, the warps' totals are added exactly, then what they have left out. If a
+    sum of a tile is NaN, or nearly infinite, the block computes the tile again by FP32 multiply-adds, and replaces
     only the sums that need it.
 Traffic: a block reads its rows of A and columns of B once, four bytes per element, and writes C. Two warps read, and
     decompose, the same elements of a 64x64 tile.
-Registers and shared memory: three sums of 32 registers each, the parts of 16 terms, and 32 floats to decompose; three
-    slots of FP32 tiles, 54 KB.
+Registers and shared memory: two or three sums of 32 registers each, the parts of 16 terms, and 32 floats to decompose;
+    three slots of FP32 tiles, 54 KB.
 Limits: a lane executes about four instructions to decompose for each matrix instruction, so large products are faster
     decomposed once. Sums are not divided among blocks.
 """
@@ -135,6 +135,7 @@ def build(config, variant):
     STEPS = BK // (TERMS * LANES_K)  # k-steps per warp and slot
     LEADING, OTHERS = precision.products[-1:], precision.products[:-1]
     APART, COMPENSATED, STEPWISE = len(OTHERS) > 0, precision.compensated, precision.stepwise
+    ONE = COMPENSATED and not STEPWISE  # sum for all products, `sums` and `rests` at once
     CHECKED, BATCHED, PLAIN = PARTS > 1, variant.batched, variant.epilogue is None
     NEWEST = SLOTS - 2  # groups of copies that may be in flight when a slot is read
     LIMIT = HUGE / LANES_K  # of a warp's sum, so that all warps' sum is below `HUGE`
@@ -187,7 +188,7 @@ def build(config, variant):
 
     @device_function
     def multiply_slot(tiles, a_at, b_at, s, total, sums, rests):
-        if APART:
+        if APART and not ONE:
             clear(sums)
         for step in range(STEPS):
             multiply_step(tiles, uint32(a_at + step * A_STEP), uint32(b_at + step * B_STEP), total, sums, rests)
@@ -195,11 +196,10 @@ def build(config, variant):
                 add_exactly(total, sums)
                 add(rests, sums)
                 clear(sums)
-        if COMPENSATED:
-            if not STEPWISE:
-                add_exactly(total, sums)
-                add(rests, sums)
-            if s % uint32(FOLD) == uint32(FOLD - 1):
+        if ONE:
+            add_exactly(total, sums)
+        elif STEPWISE:
+            if s % uint32(FOLD) == uint32(FOLD - 1):  # without this, the compiler takes 192 registers instead of 166
                 add_exactly(total, rests)
         elif APART:
             add(total, sums)
@@ -324,7 +324,7 @@ def build(config, variant):
 
         total = cuda.local.array((GROUPS, 4), float32)
         sums = cuda.local.array((GROUPS, 4), float32)
-        rests = cuda.local.array((GROUPS, 4), float32)
+        rests = sums if ONE else cuda.local.array((GROUPS, 4), float32)
         kept = cuda.local.array(ROWS, float32)
         a_row, first = uint32(warp_row + 4 * group), uint32(TERMS * part)
         k = uint32(first + 4 * member4)

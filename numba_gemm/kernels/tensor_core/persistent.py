@@ -4,18 +4,18 @@ Bottleneck before: each block sets up barriers, waits for its first slots, and s
     idle. In sums of one sign, the truncation that remains adds up.
 Idea: as many blocks as the GPU has multiprocessors, each of which computes one tile after another. Tiles are visited in
     groups of rows, so that those computed at the same time share operands in the L2 cache; blocks keep in step, so that
-    they do (`pacing`). The next tile's slots are fetched while the current tile is stored. The sum of the leading
-    products is kept apart from that of the minor ones (`accumulate`), in registers that the producer warpgroup does not
-    need; while one warpgroup adds sums, another multiplies (`pipeline.alternation`). A result of NaN or infinity may be
-    an artefact of the parts, so it is determined from the original operands (`special_values`). If there are few tiles,
-    or the last ones do not fill the GPU, several blocks share the sums of each: this kernel computes partial sums, and
-    a second one adds them (`split_k`).
+    they do (`pacing`). The next tile's slots are fetched while the current tile is stored. What the addition of a
+    slot's sum rounds off is added to the next sum (`accumulate`); while one warpgroup adds sums, another multiplies
+    (`pipeline.alternation`). A result of NaN or infinity may be an artefact of the parts, so it is determined from the
+    original operands (`special_values`). If there are few tiles, or the last ones do not fill the GPU, several blocks
+    share the sums of each: this kernel computes partial sums, and a second one adds them (`split_k`).
 Traffic: as before, mostly from the L2 cache.
-Registers and shared memory: up to three sums of a warpgroup's tile, 240 registers per thread; as many slots as fit.
+Registers and shared memory: two sums of a warpgroup's tile, or three (`accumulate`), in registers that the producer
+    warpgroup does not need, 240 per thread; as many slots as fit.
 Measured: 134.5 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.68 of cuBLAS SGEMM, in turns and 0.99 times
     fresh_sums, decomposition not counted; 168 registers per thread; of positive operands the median error over |A| @
     |B| is 2.1e-08.
-Limits: additions. Instructions show why this stage is no faster than fresh_sums: for each slot, a thread executes 280
+Limits: additions. Instructions show why this stage is no faster than fresh_sums: for each slot, a thread executes 192
     of them instead of 64, beside the same 24 matrix instructions. Then the power limit, under which clocks fall, and
     bytes from the L2 cache: see docs/experiments.md.
 """

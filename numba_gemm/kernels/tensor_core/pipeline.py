@@ -79,11 +79,11 @@ def alternation(config: WarpgroupConfig, precision: TensorPrecision):
     theirs at the same time, both would also add their sums at the same time, while the tensor cores idle. If they
     alternate, one adds while the other multiplies.
 
-    A warpgroup calls ``take(group)`` before the products of a slot, ``hand_over(group)`` after them, ``begin(group)``
-    before the first slot of all and ``end(group)`` after the last. Both must multiply as many slots. The functions do
-    nothing unless `alternates`.
+    A warpgroup calls ``take(group)`` before the products of a slot, or of a step if it adds the sums of each,
+    ``hand_over(group)`` after them, ``begin(group)`` before the first slot of all and ``end(group)`` after the last.
+    Both must multiply as many slots. The functions do nothing unless `alternates`.
     """
-    FIRST, BOTH = 1, 2 * WARPGROUP  # number of warpgroup 0's barrier; threads
+    BOTH = 2 * WARPGROUP  # threads
 
     @device_function
     def nothing(group):
@@ -92,13 +92,20 @@ def alternation(config: WarpgroupConfig, precision: TensorPrecision):
     if not alternates(config, precision):
         return nothing, nothing, nothing, nothing
 
+    # Barrier 1 is that of warpgroup 0, and barrier 2 that of warpgroup 1: constants, which take no registers.
     @device_function
     def take(group):
-        named_barrier.arrive_and_wait(uint32(FIRST + group), uint32(BOTH))
+        if group == uint32(0):
+            named_barrier.arrive_and_wait(uint32(1), uint32(BOTH))
+        else:
+            named_barrier.arrive_and_wait(uint32(2), uint32(BOTH))
 
     @device_function
     def hand_over(group):
-        named_barrier.arrive(uint32(FIRST + 1 - group), uint32(BOTH))
+        if group == uint32(0):
+            named_barrier.arrive(uint32(2), uint32(BOTH))
+        else:
+            named_barrier.arrive(uint32(1), uint32(BOTH))
 
     @device_function
     def begin(group):
@@ -114,8 +121,8 @@ def alternation(config: WarpgroupConfig, precision: TensorPrecision):
 
 
 def alternates(config: WarpgroupConfig, precision: TensorPrecision) -> bool:
-    """Return True if two warpgroups add a sum per slot. Sums that are added per step take longer than products."""
-    return config.consumers == 2 and precision.parts > 1 and not precision.stepwise
+    """Return True if two warpgroups add sums outside of the tensor cores."""
+    return config.consumers == 2 and precision.parts > 1
 
 
 @lru_cache(maxsize=64)
@@ -203,19 +210,45 @@ def slot_products(
 
 
 @lru_cache(maxsize=64)
-def step_product(config: WarpgroupConfig, precision: TensorPrecision):
-    """Make a device function ``(acc, a_tile, b_tile, step)`` that starts ``acc = A @ B`` of one step's first parts.
+def step_products(config: WarpgroupConfig, precision: TensorPrecision):
+    """Make a device function ``(sums, rests, a_tile, b_tile, step)`` that starts all products of one step, as a group.
 
-    The product is a separate group; the parameters are those of `slot_products`.
+    It adds the minor products to `rests`, and sets `sums` to the leading one. The other parameters are those of
+    `slot_products`.
     """
+    A_BYTES, B_BYTES = ROW_BYTES * config.BM, ROW_BYTES * config.BN  # per part of a tile
     UNIT = 16  # bytes per unit of a descriptor
-    B_PART, STEP = precision.parts * ROW_BYTES * config.BM // UNIT, wgmma.STEP_BYTES // UNIT
-    multiply = wgmma.multiply(precision.kind, config.BN, True)
+    STEP = wgmma.STEP_BYTES // UNIT
+    multiply = wgmma.multiply(precision.kind, config.BN)
+    lead = wgmma.multiply(precision.kind, config.BN, True)
+    B_PART = precision.parts * A_BYTES // UNIT
 
     @device_function
-    def product(acc, a_tile, b_tile, step):
+    def nothing(acc, a, b):
+        pass
+
+    def from_product(q):
+        if q == len(precision.products) - 1:
+            return nothing
+        a_part, b_part = precision.products[q]
+        A_AT, B_AT = a_part * A_BYTES // UNIT, B_PART + b_part * B_BYTES // UNIT
+        following = from_product(q + 1)
+
+        @device_function
+        def products(acc, a, b):
+            multiply(acc, a + A_AT, b + B_AT, True)
+            following(acc, a, b)
+
+        return products
+
+    minor = from_product(0)
+
+    @device_function
+    def products(sums, rests, a_tile, b_tile, step):
+        a, b = a_tile + step * STEP, b_tile + step * STEP
         wgmma.fence()
-        multiply(acc, a_tile + step * STEP, b_tile + (B_PART + step * STEP), False)
+        minor(rests, a, b)
+        lead(sums, a, b + B_PART, False)
         wgmma.commit()
 
-    return product
+    return products

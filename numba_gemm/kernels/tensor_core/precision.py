@@ -3,8 +3,8 @@
 An operand is decomposed into parts: the first is the element rounded to the narrow kind, and each further one is the
 rounded remainder. A precision says which parts of A are multiplied by which parts of B; the smallest products come
 first. All products are exact. The tensor cores sum them in float32 and truncate instead of rounding. If there are
-several parts, kernels therefore let tensor cores sum the leading products of only one slot of k, and add that to the
-sum of all slots with rounding (Ootomo and Yokota, 2022, doi:10.1177/10943420221090256); see `accumulate`.
+several parts, kernels therefore let tensor cores sum the products of only one slot of k, and add that to the sum of
+all slots with rounding (Ootomo and Yokota, 2022, doi:10.1177/10943420221090256); see `accumulate`.
 
 Elements may exceed the range of F16, so a precision of that kind scales each row of A, and each column of B, by a power
 of two. Its second parts, which are smaller by a factor of 2^11 or more, are multiplied by another power of two, to keep
@@ -38,10 +38,10 @@ class TensorPrecision:
         True if first parts have one bit less than they could: fewer bits of a slot's sum of their products are then
         truncated, and the bit goes to the second parts. Only for precisions whose parts have bits to spare.
     compensated : bool
-        True if the rounding error of the sum of all slots is added to the sum of the other products.
+        True if what additions to the sum of all slots round off is added, too.
     stepwise : bool
-        True if leading products are summed afresh per instruction instead of per slot: a quarter of the terms, of which
-        the largest truncates the others. Only for compensated precisions.
+        True if leading products are summed afresh per instruction instead of per slot, and apart from the others: a
+        quarter of the terms, of which the largest truncates the others. Only for compensated precisions.
     """
 
     name: str
@@ -118,6 +118,10 @@ TENSOR_PRECISIONS: dict[Any, TensorPrecision] = {  # by name, a `typing.Precisio
     )
 }
 
-SHORT_SUMS = {"bf16x6": replace(TENSOR_PRECISIONS["bf16x6"], name="bf16x6_stepwise", stepwise=True)}
+SHORT_SUMS = {
+    name: replace(precision, name=f"{name}_stepwise", stepwise=True)
+    for name, precision in TENSOR_PRECISIONS.items()
+    if precision.compensated
+}
 """Records that replace those of the same precision where K is small: one term may make such a sum, so errors do not
 average out."""

@@ -8,9 +8,9 @@ Idea: the producer warpgroup copies floats of A to shared memory by `cp.async`, 
     the products and all sums are those of `persistent`, and so are the bits of the result. Where "auto" computes the
     transpose, products of parts change places, so last bits may differ.
 Traffic: a tile's rows of A are read once, four bytes per element, and all parts of B, which stay in the L2 cache.
-Registers and shared memory: three sums of a warpgroup's tile; the parts of a slot's rows, 16 words each per thread, and
-    those of the next slot; as many slots as fit. Floats of A are permuted in shared memory, so that loads use all banks
-    (see `row_parts`).
+Registers and shared memory: two or three sums of a warpgroup's tile; the parts of a slot's rows, 16 words each per
+    thread, and those of the next slot; as many slots as fit. Floats of A are permuted in shared memory, so that loads
+    use all banks (see `row_parts`).
     Rows of BF16 are copied and multiplied as they are: they are their own first part, and the other parts are zero, so
     bf16x6 needs three products instead of six.
 Limits: blocks with different columns of the same rows decompose the same elements, so a B of many columns is better
@@ -43,10 +43,11 @@ STEP = wgmma.STEP_BYTES // UNIT
 
 @lru_cache(maxsize=64)
 def row_products(columns: int, pairs: tuple[tuple[int, int], ...]):
-    """Make device functions ``(sums, words, b)`` that start products of a slot, `pairs` of parts, as a separate group.
+    """Make device functions that start products of a slot, `pairs` of parts, as a separate group.
 
-    The first computes the leading products, afresh, and the second adds all others. `b` is the descriptor of the first
-    part of B. The third is a tuple: leading products of each step by itself, afresh.
+    The first three are ``(sums, words, b)``: the first adds all products, the second computes the leading ones afresh,
+    and the third adds the others. `b` is the descriptor of the first part of B. Then follows a tuple of functions
+    ``(sums, rests, words, b)``, for each step: leading products afresh, and others added to the rests.
     """
     PART = ROW_BYTES * columns // UNIT  # of B
 
@@ -84,17 +85,34 @@ def row_products(columns: int, pairs: tuple[tuple[int, int], ...]):
 
         return products
 
-    def one_step(step):
-        multiply = product(0, step, True)
+    def minor(step, q):
+        if q == len(pairs) - 1:
+            return nothing
+        (a, part), following = pairs[q], minor(step, q + 1)
+        multiply = product(a, step)
 
         @device_function
-        def start(sums, words, b):
+        def products(rests, words, b):
+            multiply(rests, words, b + (part * PART + step * STEP), True)
+            following(rests, words, b)
+
+        return products
+
+    def one_step(step):
+        multiply, others = product(0, step, True), minor(step, 0)
+
+        @device_function
+        def products(sums, rests, words, b):
+            wgmma.fence()
+            others(rests, words, b)
             multiply(sums, words, b + step * STEP, False)
+            wgmma.commit()
 
-        return start
+        return products
 
-    lead, rest = from_product(pairs[-1:], 0, True), from_product(pairs[:-1], 0)
-    return group(lead), group(rest), tuple(group(one_step(step)) for step in range(STEPS))
+    everything = group(from_product(pairs, 0))
+    lead, rest = group(from_product(pairs[-1:], 0, True)), group(from_product(pairs[:-1], 0))
+    return everything, lead, rest, tuple(one_step(step) for step in range(STEPS))
 
 
 @lru_cache(maxsize=64)
@@ -108,17 +126,17 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
     pairs = tuple(pair for pair in precision.products if access != NARROW or pair[0] == 0)
     COLUMN_GROUPS, ALL_WORDS = BN // 8, (1 if access == NARROW else PARTS) * WORDS
     STEPWISE, COMPENSATED = precision.stepwise, precision.compensated
+    ONE = COMPENSATED and not STEPWISE  # sum for all products
     # Rows of BF16 are soon loaded, while another warpgroup's products are under way.
     AHEAD = access != NARROW or config.consumers == 1
     wait, wait_for_rows = wgmma.waiting(BN), wgmma.waiting_for_rows(BN, ALL_WORDS)
     decompose = decompositions(PARTS, precision.short, access, config.BM)
-    lead, rest, (lead0, lead1, lead2, lead3) = row_products(BN, pairs)
+    everything, lead, rest, (step0, step1, step2, step3) = row_products(BN, pairs)
     clear, add, add_exactly, _, finish = steps(BN)
     await_slot, give_back, following = ring(config.slots(precision))
 
     @device_function
-    def add_step(total, sums, rests, words):
-        wait_for_rows(sums, words, 0)
+    def add_step(total, sums, rests):
         add_exactly(total, sums)
         add(rests, sums)
 
@@ -126,37 +144,42 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
     def turn(total, sums, rests, words, next_words, floats, memory, start, full, empty, i, parity, s, k_slots, first):
         """Add the products of slot s, and decompose the rows of the next slot, meanwhile if AHEAD."""
         b = wgmma.descriptor(uint32(start + i * SLOT + B_START))
-        if not COMPENSATED and s % uint32(FOLD) == uint32(0):
-            add(total, rests)
-            clear(rests)
-        if not STEPWISE:
+        if STEPWISE:
+            step0(sums, rests, words, b)
+        elif COMPENSATED:
+            everything(sums, words, b)
+        else:
+            if s % uint32(FOLD) == uint32(0):
+                add(total, rests)
+                clear(rests)
             lead(sums, words, b)
-        rest(rests, words, b)
-        if not STEPWISE:
+            rest(rests, words, b)
             wait(sums, 1)
-            if COMPENSATED:
-                add_exactly(total, sums)
-            else:
-                add(total, sums)
+            add(total, sums)
         next_i, next_parity = following(i, parity)
         if AHEAD and uint32(s + 1) < k_slots:
             await_slot(full, next_i, next_parity)
             decompose(next_words, floats, memory, uint32(start + next_i * SLOT + first))
         wait_for_rows(rests, words, 0)
-        if STEPWISE:  # the rests are complete before these steps add to them
-            lead0(sums, words, b)
-            add_step(total, sums, rests, words)
-            lead1(sums, words, b)
-            add_step(total, sums, rests, words)
-            lead2(sums, words, b)
-            add_step(total, sums, rests, words)
-            lead3(sums, words, b)
-            add_step(total, sums, rests, words)
+        if STEPWISE:
+            wait(sums, 0)
+            add_step(total, sums, rests)
+            step1(sums, rests, words, b)
+            wait_for_rows(rests, words, 0)
+            wait(sums, 0)
+            add_step(total, sums, rests)
+            step2(sums, rests, words, b)
+            wait_for_rows(rests, words, 0)
+            wait(sums, 0)
+            add_step(total, sums, rests)
+            step3(sums, rests, words, b)
+            wait_for_rows(rests, words, 0)
+            wait(sums, 0)
         give_back(empty, i)
-        if COMPENSATED and not STEPWISE:
-            add(rests, sums)
-            if s % uint32(FOLD) == uint32(FOLD - 1):
-                add_exactly(total, rests)
+        if STEPWISE:
+            add_step(total, sums, rests)
+        elif COMPENSATED:
+            add_exactly(total, sums)
         if not AHEAD and uint32(s + 1) < k_slots:
             await_slot(full, next_i, next_parity)
             decompose(next_words, floats, memory, uint32(start + next_i * SLOT + first))
@@ -164,7 +187,8 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
 
     @device_function
     def sum_tile(total, memory, start, full, empty, i, parity, k_slots, first):
-        sums, rests = cuda.local.array((COLUMN_GROUPS, 4), float32), cuda.local.array((COLUMN_GROUPS, 4), float32)
+        sums = cuda.local.array((COLUMN_GROUPS, 4), float32)
+        rests = sums if ONE else cuda.local.array((COLUMN_GROUPS, 4), float32)
         even = cuda.local.array(ALL_WORDS, uint32)
         odd = cuda.local.array(ALL_WORDS, uint32) if AHEAD else even
         floats = cuda.local.array(FLOATS, float32)

@@ -5,8 +5,8 @@ Idea: the same parts in the same slots, copied by `cp.async`. Each warp loads fr
     columns of B by `ldmatrix` and multiplies them by `mma.sync`. Its sums are kept as in `persistent`.
 Traffic: a block reads 128 bytes per part, row and slot of k from the L2 cache; each of its four warps reads half of
     that from shared memory.
-Registers and shared memory: three sums of 32 registers each, and the fragments of all parts; as many slots as fit: two
-    with three parts each in 99 KB.
+Registers and shared memory: two or three sums of 32 registers each, and the fragments of all parts; as many slots as
+    fit: two with three parts each in 99 KB.
 Limits: in every k-step, the fragments are loaded before they are multiplied. The kernel is neither tuned nor timed on
     any GPU.
 """
@@ -35,6 +35,7 @@ def build(config, variant):
     ACROSS = BN // N  # warps
     LEADING, OTHERS = precision.products[-1:], precision.products[:-1]
     APART, COMPENSATED, STEPWISE = len(OTHERS) > 0, precision.compensated, precision.stepwise
+    ONE = COMPENSATED and not STEPWISE  # sum for all products, `sums` and `rests` at once
     IN_FLIGHT = SLOTS - 2
     A_FRAGMENTS, B_FRAGMENTS = PARTS * (M // 16), PARTS * (N // 16)
     A_TURNS, B_TURNS = A_BYTES // CHUNK // THREADS, B_BYTES // CHUNK // THREADS
@@ -73,7 +74,7 @@ def build(config, variant):
         b_row, b_chunk = uint32(warp_col + lane // 16 * 8 + lane % 8), uint32(lane // 8 % 2)
         total = cuda.local.array((GROUPS, 4), float32)
         sums = cuda.local.array((GROUPS, 4), float32)
-        rests = cuda.local.array((GROUPS, 4), float32)
+        rests = sums if ONE else cuda.local.array((GROUPS, 4), float32)
         a_frag = cuda.local.array((A_FRAGMENTS, 4), uint32)
         b_frag = cuda.local.array((B_FRAGMENTS, 4), uint32)
         tile = uint32(cuda.blockIdx.x)
@@ -96,7 +97,7 @@ def build(config, variant):
                 if ahead < k_slots:
                     copy(memory, uint32(start + free * SLOT), a, b, ahead, k_slots, block_row, block_col)
                 commit_group()
-                if APART:
+                if APART and not ONE:
                     clear(sums)
                 at = uint32(start + i * SLOT)
                 step = uint32(0)
@@ -122,12 +123,9 @@ def build(config, variant):
                     else:
                         leading(total, a_frag, b_frag)
                     step = uint32(step + 1)
-                if COMPENSATED:
-                    add_exactly(total, sums)  # adds zeros if the sums were added step by step
-                    add(rests, sums)
-                    if s % uint32(FOLD) == uint32(FOLD - 1):
-                        add_exactly(total, rests)
-                elif APART:
+                if ONE:
+                    add_exactly(total, sums)
+                elif APART and not STEPWISE:
                     add(total, sums)
                     if s % uint32(FOLD) == uint32(FOLD - 1):
                         add_rests(total, rests)
