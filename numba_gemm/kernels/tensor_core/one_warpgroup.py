@@ -5,7 +5,7 @@ Idea: decompose each element into narrow parts (`precision`) and multiply the pa
     warps together multiply 64 rows at a time, from a slot of tiles in shared memory. All threads copy the tiles there.
 Traffic: a block reads 128 bytes per part, row and slot of k: 4 bytes per element and part for TF32, 2 for BF16.
 Registers and shared memory: BN / 2 sums per thread; one slot.
-Measured: 82.0 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 1.63 of cuBLAS SGEMM, in turns, decomposition
+Measured: 79.6 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 1.59 of cuBLAS SGEMM, in turns, decomposition
     not counted; 136 registers per thread; of positive operands the median error over |A| @ |B| is 1.5e-05.
 Limits: all threads fetch, then all multiply.
 """

@@ -12,12 +12,12 @@ Idea: as many blocks as the GPU has multiprocessors, each of which computes one 
 Traffic: as before, mostly from the L2 cache.
 Registers and shared memory: two sums of a warpgroup's tile, or three (`accumulate`), in registers that the producer
     warpgroup does not need, 240 per thread; as many slots as fit.
-Measured: 134.5 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.68 of cuBLAS SGEMM, in turns and 0.99 times
+Measured: 141.7 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.82 of cuBLAS SGEMM, in turns and 1.03 times
     fresh_sums, decomposition not counted; 168 registers per thread; of positive operands the median error over |A| @
-    |B| is 2.1e-08.
-Limits: additions. Instructions show why this stage is no faster than fresh_sums: for each slot, a thread executes 192
-    of them instead of 64, beside the same 24 matrix instructions. Then the power limit, under which clocks fall, and
-    bytes from the L2 cache: see docs/experiments.md.
+    |B| is 3.1e-08.
+Limits: the power limit, under which clocks fall. At 8192 cubed, two thirds of the energy are of the matrix
+    instructions, with their reads of shared memory; copies take 9 % (`numba-gemm lab energy`). For each slot, a thread
+    executes 192 additions, three times those of fresh_sums, beside 24 matrix instructions.
 """
 
 from numba import cuda, float32, int32, int64, uint32
