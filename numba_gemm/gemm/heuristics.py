@@ -53,7 +53,6 @@ NARROW = 64  # rows and columns up to which tiles may be narrower than those tha
 BYTES_COUNT = 4  # multiply-adds, in the time of the bytes, from which on these make no difference to a choice
 # Terms up to which float32 multiply-adds are considered for a C that is not thin; the same in `ONE_PRODUCT`.
 SHORT_SUM, SHORT_SUM_OF_ONE = 128, 32
-OTHER_PRECISION = 1.1  # factor by which kernels of a more accurate precision must be expected to be faster
 DECOMPOSING = 1.2  # factor by which decomposed operands must be expected to be faster than those of tensor maps
 
 
@@ -132,17 +131,14 @@ def _ranked_rows(
     return _sooner_first(found, [one._replace(swapped=True) for one in turned], wanted) if turned else found
 
 
-def _sooner_first(found: list[Choice], others: list[Choice], wanted: Problem, faster: float = 1.0) -> list[Choice]:
-    """Return two rankings, one behind the other.
-
-    The second is first if its best candidate is expected to be more than `faster` times as fast.
-    """
+def _sooner_first(found: list[Choice], others: list[Choice], wanted: Problem) -> list[Choice]:
+    """Return two rankings, one behind the other, the one whose best candidate is expected to be faster first."""
     if not found:
         return others
     if wanted.a_narrow or wanted.b_narrow:
-        sooner = _compared(others[0], wanted) * faster < _compared(found[0], wanted)
+        sooner = _compared(others[0], wanted) < _compared(found[0], wanted)
     else:
-        sooner = others[0].clocks * faster < found[0].clocks
+        sooner = others[0].clocks < found[0].clocks
     return others + found if sooner else found + others
 
 
@@ -198,22 +194,17 @@ def _ranked_tensor(
         # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
         others = [one for one in _ranked_tensor(wanted, PERSISTENT) if one.partition is not None]
         found = sorted(found + others, key=lambda one: one.clocks * (1.0 if one.partition is None else DECOMPOSING))
-    if precision == BF16X6:
-        found = _with_more_accurate(found, wanted, most, 1.0)
-    elif precision in LESS_ACCURATE and not wanted.prepared:
-        found = _with_more_accurate(found, wanted, most, OTHER_PRECISION)
+    if precision == BF16X6 or (precision in LESS_ACCURATE and not wanted.prepared):
+        found = _with_more_accurate(found, wanted, most)
     return found[:most]
 
 
-def _with_more_accurate(found: list[Choice], wanted: Problem, most: int | None, faster: float) -> list[Choice]:
-    """Return a ranking with candidates of `BF16X6` that decompose one operand or none, and float32 multiply-adds.
-
-    They are before those of other precisions if they are expected to be more than `faster` times as fast.
-    """
+def _with_more_accurate(found: list[Choice], wanted: Problem, most: int | None) -> list[Choice]:
+    """Return a ranking with candidates of `BF16X6` that decompose one operand or none, and float32 multiply-adds."""
     k = wanted.k
     if k > SHORT_SUM:
         others = _ranked_rows(wanted, most, ROWS_SHORT_COLUMNS if k < LONG_SUM else ROWS_COLUMNS, BF16X6)
-        found = _sooner_first(found, others, wanted, faster) if others else found
+        found = _sooner_first(found, others, wanted) if others else found
     # `FUSED` does not divide sums of `LONG_SUM` terms or more. With sums of one k-tile, it took at least 1.2 times as
     # long as float32 multiply-adds.
     if FUSED.configs[0].BK < k < LONG_SUM:
@@ -222,10 +213,10 @@ def _with_more_accurate(found: list[Choice], wanted: Problem, most: int | None, 
         tile, sm_count = FUSED.configs[0], wanted.sm_count
         seconds = tensor_heuristics.fused_seconds(tile, m, n, k, wanted.matrices, sm_count, access)
         fused = Choice(FUSED, tile, None, False, LAUNCH + seconds * wanted.clock_hz, "", BF16X6)
-        found = _sooner_first(found, [fused], wanted, 1.0 if found[0].precision == BF16X6 else faster)
+        found = _sooner_first(found, [fused], wanted)
     one_product = wanted.precision in ONE_PRODUCT
     if min(wanted.m, wanted.n) <= FEW_COLUMNS or k <= (SHORT_SUM_OF_ONE if one_product else SHORT_SUM):
-        limit = _compared(found[0], wanted) / (1.0 if found[0].precision == BF16X6 else faster)
+        limit = _compared(found[0], wanted)
         if wanted.precision != BF16X6:
             wanted = wanted._replace(precision=IEEE if one_product else BF16X6)
         if most == 1:
