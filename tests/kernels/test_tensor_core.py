@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from itertools import pairwise
@@ -44,7 +43,7 @@ from numba_gemm.gemm.fast_path import CallCache
 from numba_gemm.gemm.request import checked
 from numba_gemm.kernels.product import ONE, Batch, Product, dense
 from numba_gemm.kernels.stage import IEEE, MAX_K
-from numba_gemm.kernels.step import Moving, Slot
+from numba_gemm.kernels.step import Slot
 from numba_gemm.kernels.tensor_core import (
     SHORT_SUMS,
     TENSOR_PRECISIONS,
@@ -74,12 +73,10 @@ from numba_gemm.kernels.tensor_core.precision import TensorPrecision
 from numba_gemm.kernels.tensor_core.stage import precision_for
 from numba_gemm.lab.bench import accuracy
 from numba_gemm.models.accuracy import TENSOR_BOUNDS, ieee_bound, tensor_bound
-from numba_gemm.runtime import bound_product, kernel_key
-from numba_gemm.runtime.bound_product import BoundProduct
+from numba_gemm.runtime import kernel_key
 from numba_gemm.runtime.launch import launch
 from numba_gemm.runtime.matrix import Matrix, Vector
-from numba_gemm.runtime.tensor_maps import TensorMaps
-from numba_gemm.runtime.workspace import Lease, Workspace, Workspaces, total_bytes
+from numba_gemm.runtime.workspace import Workspace
 from numba_gemm.simulator.switch import SIMULATOR
 
 PERSISTENT = TENSOR_STAGES["persistent"]
@@ -657,27 +654,6 @@ def launched(monkeypatch):
 VECTOR = Vector(4096, 8, 4, None)
 BATCH = Batch((1, 1, 2), (0, 0, 4096), (0, 0, 4096), (0, 0, 4096))
 TILES = tensor_heuristics.configs_for(PERSISTENT, "bf16x6", 12)
-LAUNCH_KEYS = {
-    "stage": {"stage": TENSOR_STAGES["warp_mma"], "config": TENSOR_STAGES["warp_mma"].configs[0]},
-    "precision": {"precision": "bf16x9"},
-    "configuration": {"config": TILES[1]},
-    "device": {"device": 1},
-    "alignment": {"a": ((1 << 20) + 4, 8, 12, 48, 4)},
-    "A's strides": {"a": (1 << 20, 8, 12, 64, 4)},
-    "B's strides": {"b": (1 << 21, 12, 8, 4, 48)},
-    "C's strides": {"c": (1 << 22, 8, 8, 4, 32)},
-    "rows": {"a": (1 << 20, 4, 12, 48, 4), "c": (1 << 22, 4, 8, 32, 4)},
-    "k": {"a": (1 << 20, 8, 8, 48, 4), "b": (1 << 21, 8, 8, 32, 4)},
-    "matrices": {"batch": BATCH._replace(extents=(1, 1, 3))},
-    "A's step": {"batch": BATCH._replace(a=(0, 0, 0))},
-    "B's step": {"batch": BATCH._replace(b=(0, 0, 0))},
-    "C's step": {"batch": BATCH._replace(c=(0, 0, 8192))},
-    "epilogue": {"epilogue": max},
-    "vectors": {"vectors": (VECTOR, VECTOR)},
-    "a vector's stride": {"vectors": (dataclasses.replace(VECTOR, stride=8),)},
-    "a vector's size": {"vectors": (dataclasses.replace(VECTOR, size=9),)},
-    "workspace": {"workspace": Workspace(1 << 24, 1 << 20, 0)},
-}
 OPERANDS = {"a": (1 << 20, 8, 12, 48, 4), "b": (1 << 21, 12, 8, 32, 4), "c": (1 << 22, 8, 8, 32, 4)}
 PLAIN = {"batch": ONE, "epilogue": None, "vectors": ()}
 
@@ -686,26 +662,6 @@ def enqueue(stage=PERSISTENT, config=TILES[0], device=0, **changes):
     options = {"precision": "bf16x6", "batch": BATCH, "epilogue": abs, "vectors": (VECTOR,)} | changes
     a, b, c = (Matrix(*options.pop(name, OPERANDS[name]), device, None) for name in "abc")
     launch(stage, config, 1.0, a, b, 0.0, c, **options)
-
-
-@pytest.mark.parametrize("case", LAUNCH_KEYS)
-def test_launches_are_reused_for_equal_products(launched, case):
-    enqueue()
-    enqueue(a=(1 << 23, 8, 12, 48, 4))  # another address
-    assert [len(one.calls) for one in launched] == [2]
-    enqueue(**LAUNCH_KEYS[case])
-    enqueue()
-    assert [len(one.calls) for one in launched] == [3, 1]
-
-
-def test_configurations_are_compared_by_value(launched):
-    """Each one is freed before the next one is created, at the same address perhaps."""
-    for config in TILES * 3:
-        enqueue(config=dataclasses.replace(config))
-        (called,) = (one for one in launched if one.calls)
-        assert called.kernel.config == config
-        called.calls.clear()
-    assert len(launched) == len(TILES)
 
 
 def test_a_batch_is_launched_in_pieces(launched, monkeypatch):
@@ -770,94 +726,6 @@ def test_longest_sum_of_a_precision(monkeypatch):
     with pytest.raises(ValueError, match=rf"K is {long} and precision is 'bf16x6', which takes up to {MAX_K}"):
         checked(a, b, None, 1.0, 0.0, None, "auto", None, (), None, "bf16x6")
     assert checked(a, b, None, 1.0, 0.0, None, "auto", None, ()).k == long
-
-
-class FakeFrame:
-    """Stand-in for `Frame`: records the values of moving words."""
-
-    def __init__(self, layout, handles, context):
-        self.words, self.moved, self.launched, self.error, self.words_of = layout.moving, [], [], None, (0, 0)
-
-    def in_context(self):
-        return True
-
-    def move(self, *values):
-        self.moved.append(dict(zip(self.words, values, strict=True)))
-
-    def move_operands(self, *values):
-        self.moved.append(self.moved[-1] | dict(zip(self.words, values, strict=False)))
-
-    def launch(self, stream):
-        self.launched.append(stream)
-        if self.error is not None:
-            raise self.error
-
-
-class FakeWorkspaces:
-    """Stand-in for `Workspaces`: memory at 1 MiB."""
-
-    def __init__(self):
-        self.leased, self.released = [], []
-
-    def lease(self, stream, size):
-        self.leased.append((stream, size))
-        return Lease(1 << 20, size, (stream, 0))
-
-    def release(self, lease):
-        self.released.append((lease.key[0], lease.size))
-
-
-BATCHED = dense_product(8, 8, 12, Batch((1, 1, 2), (0, 0, 4096), (0, 0, 4096), (0, 0, 4096)))
-SCALED = BATCHED._replace(epilogue=abs, vectors=((8, 4), (8, 4)))  # all kinds of words
-
-
-def bound_launches(monkeypatch, workspace=None):
-    """Return `SCALED` bound to stand-ins in precision "fp16x3", its workspaces, and a list of its frames."""
-    frames, workspaces = [], FakeWorkspaces()
-
-    def make(*arguments):
-        frames.append(FakeFrame(*arguments))
-        return frames[-1]
-
-    monkeypatch.setattr(bound_product, "Frame", make)
-    launches = PERSISTENT.launches(PERSISTENT.configs[0], SCALED, "fp16x3", None, GPU)
-    return BoundProduct(0, 1, launches, [1, 2, 3], workspaces, TensorMaps(), workspace), workspaces, frames
-
-
-@pytest.mark.parametrize("given", [False, True])
-def test_words_of_a_product(monkeypatch, given):
-    """Each moving word has its value: operands, vectors, and parts in leased memory or in the one that was given."""
-    workspace = Workspace(1 << 24, 1 << 22, 0) if given else None
-    bound_to, workspaces, frames = bound_launches(monkeypatch, workspace)
-    bound_to.enqueue(2.0, 100, 200, 0.5, 300, 7, (400, 500))
-    (frame,) = frames
-    memory = 1 << 24 if given else 1 << 20
-    made = decomposition_of(TENSOR_PRECISIONS["fp16x3"], SCALED, PERSISTENT.configs[0])
-    expected = {Moving(Slot.ALPHA): 2.0, Moving(Slot.BETA): 0.5, Moving(Slot.A): 100, Moving(Slot.B): 200}
-    expected |= {Moving(Slot.C): 300, Moving(Slot.VECTORS): 400, Moving(Slot.VECTORS + 1): 500}
-    expected |= {place: memory + place.offset for place, _ in made.arguments}
-    assert frame.moved == [expected]
-    assert frame.launched == [7]
-    assert workspaces.leased == workspaces.released == ([] if given else [(7, made.bytes)])
-
-
-def test_memory_is_released_after_an_error(monkeypatch):
-    bound_to, workspaces, frames = bound_launches(monkeypatch)
-    bound_to.enqueue(1.0, 0, 0, 0.0, 0, 0, (0, 0))
-    frames[0].error = RuntimeError("launch failed")
-    with pytest.raises(RuntimeError, match="launch failed"):
-        bound_to.enqueue(1.0, 0, 0, 0.0, 0, 0, (0, 0))
-    assert len(workspaces.leased) == 2
-    assert workspaces.released == workspaces.leased
-
-
-def test_workspace_of_a_precision():
-    launches = PERSISTENT.launches(TILES[0], dense_product(8, 8, 12), "bf16x6", None, GPU)
-    needed = launches.scratch_bytes
-    BoundProduct(0, 1, launches, [1, 2], Workspaces(), TensorMaps(), Workspace(1 << 24, needed, 0))
-    words = rf"workspace holds {needed - 1} bytes and 0 counters; expected {needed} and 0; pass an array of "
-    with pytest.raises(ValueError, match=words + f"{total_bytes(needed, 0)} bytes"):
-        BoundProduct(0, 1, launches, [1, 2], Workspaces(), TensorMaps(), Workspace(1 << 24, needed - 1, 0))
 
 
 @pytest.fixture

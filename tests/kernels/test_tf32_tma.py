@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.recorded_launches import record_launches
 from support.tensor_core_cases import tensor_matrix
 
 from numba_gemm.device.units import MAX_GRID_Y
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Gpu
-from numba_gemm.kernels.step import AT_C, MapOf, MatrixAt, Moving, Slot
+from numba_gemm.kernels.step import AT_C, MapOf, MatrixAt, Slot
 from numba_gemm.kernels.tensor_core import (
     TENSOR_PRECISIONS,
     TENSOR_STAGES,
@@ -25,11 +23,8 @@ from numba_gemm.kernels.tensor_core import (
 from numba_gemm.kernels.tensor_core.config import ROW_BYTES
 from numba_gemm.kernels.tensor_core.tma_stage import LAYOUTS, TmaVariant, describable, tma_operands
 from numba_gemm.models.accuracy import TENSOR_BOUNDS
-from numba_gemm.runtime import bound_product, kernel_key
-from numba_gemm.runtime.bound_product import BoundProduct, NoRoomForMaps
+from numba_gemm.runtime import kernel_key
 from numba_gemm.runtime.launch import launch
-from numba_gemm.runtime.matrix import Matrix, Vector
-from numba_gemm.runtime.workspace import Workspaces
 from numba_gemm.simulator.switch import SIMULATOR
 
 TMA = TENSOR_STAGES["tf32_tma"]
@@ -170,133 +165,7 @@ def test_more_than_one_part_is_refused():
 # -------------------------------------------------------------------------------------------- launches, without a GPU
 
 
-@pytest.fixture
-def launched(monkeypatch):
-    """Launches that are recorded with their calls, instead of compiled and enqueued."""
-    return record_launches(monkeypatch)
-
-
-def matrix(rows, cols, pointer=1 << 20, **how):
-    """Return a matrix at an address, of a `layout_of`."""
-    return Matrix(pointer, *layout_of(rows, cols, **how).words, 0, None)
-
-
 BATCH = Batch((1, 1, 2), (0, 0, 4096), (0, 0, 4096), (0, 0, 4096))
-VECTOR = Vector(4096, 8, 4, None)
-SQUARE = matrix(16, 16)
-LAUNCH_KEYS = {
-    "configuration": {"config": TMA.configs[1]},
-    "device": {"device": 1},
-    "layout of B": {"b": matrix(16, 16, by_columns=True)},
-    "layout of both": {"a": matrix(16, 16, by_columns=True), "b": matrix(16, 16, by_columns=True)},
-    "A's strides": {"a": matrix(16, 16, pad=4)},
-    "B's strides": {"b": matrix(16, 16, pad=4)},
-    "C's strides": {"c": matrix(16, 16, pad=1)},
-    "C by columns": {"c": matrix(16, 16, by_columns=True)},
-    "rows": {"a": matrix(8, 16), "c": matrix(8, 16)},
-    "k": {"a": matrix(16, 8, pad=8), "b": matrix(8, 16)},
-    "matrices": {"batch": BATCH._replace(extents=(1, 1, 3))},
-    "A's step": {"batch": BATCH._replace(a=(0, 0, 0))},
-    "B's step": {"batch": BATCH._replace(b=(0, 0, 0))},
-    "C's step": {"batch": BATCH._replace(c=(0, 0, 8192))},
-    "epilogue": {"epilogue": max},
-    "vectors": {"vectors": (VECTOR, VECTOR)},
-    "a vector's stride": {"vectors": (replace(VECTOR, stride=8),)},
-    "a vector's size": {"vectors": (replace(VECTOR, size=9),)},
-}
-
-
-def enqueue(a=SQUARE, b=SQUARE, c=SQUARE, device=0, config=TMA.configs[0], **changes):
-    options = {"precision": "tf32", "batch": BATCH, "epilogue": abs, "vectors": (VECTOR,)} | changes
-    a, b, c = (replace(one, device=device) for one in (a, b, c))
-    launch(TMA, config, 1.0, a, b, 0.0, c, **options)
-
-
-@pytest.mark.parametrize("case", LAUNCH_KEYS)
-def test_launches_are_reused_for_equal_products(launched, case):
-    enqueue()
-    enqueue(a=matrix(16, 16, pointer=1 << 21))  # another address
-    assert [len(one.calls) for one in launched] == [2]
-    enqueue(**LAUNCH_KEYS[case])
-    enqueue()
-    assert [len(one.calls) for one in launched] == [3, 1]
-
-
-def test_repeated_launch_uses_the_operands_of_the_call(launched):
-    places = [1 << 20, 1 << 21, 3 << 20]
-    for pointer in places:
-        enqueue(a=matrix(16, 16, pointer=pointer))
-    (one,) = launched
-    assert [a for _, a, *_ in one.calls] == places
-
-
-class FakeFrame:
-    """Stand-in for `Frame`: records the values of moving words."""
-
-    def __init__(self, layout, handles, context):
-        self.words, self.moved, self.launched, self.words_of = layout.moving, [], 0, (0, 0)
-
-    def in_context(self):
-        return True
-
-    def move(self, *values):
-        self.moved.append(dict(zip(self.words, values, strict=True)))
-
-    def move_operands(self, *values):
-        self.moved.append(self.moved[-1] | dict(zip(self.words, values, strict=False)))
-
-    def launch(self, stream):
-        self.launched += 1
-
-
-class FakeMaps:
-    """Stand-in for `TensorMaps`: counts the maps that were asked for, and has `room` for so many."""
-
-    def __init__(self, room):
-        self.room, self.asked = room, []
-
-    def places(self, matrices):
-        found = []
-        for pointer, wanted in matrices:
-            if (pointer, wanted.slot) not in self.asked:
-                if len(self.asked) == self.room:
-                    return None
-                self.asked.append((pointer, wanted.slot))
-            found.append(1001 + self.asked.index((pointer, wanted.slot)))
-        return found
-
-
-def bound_launches(monkeypatch, room):
-    frames = []
-
-    def make(*arguments):
-        frames.append(FakeFrame(*arguments))
-        return frames[-1]
-
-    monkeypatch.setattr(bound_product, "Frame", make)
-    maps = FakeMaps(room)
-    launches = TMA.launches(TMA.configs[0], product_of(*[layout_of(16, 16)] * 2), "tf32", None, GPU)
-    return BoundProduct(0, 1, launches, [1], Workspaces(), maps), maps, frames
-
-
-def test_maps_follow_the_operands(monkeypatch):
-    """With layouts "NN", U is B and V is A."""
-    bound, maps, frames = bound_launches(monkeypatch, 3)
-    found = []
-    for a, b in ((16, 32), (16, 48), (16, 48), (16, 32)):
-        bound.enqueue(1.0, a, b, 0.0, 64, 7)
-        moved = frames[0].moved[-1]
-        assert (moved[Moving(Slot.A)], moved[Moving(Slot.B)], moved[Moving(Slot.C)]) == (a, b, 64)
-        found.append((moved[Moving(Slot.FIRST_MAP)], moved[Moving(Slot.SECOND_MAP)]))
-    assert maps.asked == [(32, Slot.B), (16, Slot.A), (48, Slot.B)]
-    assert found == [(1001, 1002), (1003, 1002), (1003, 1002), (1001, 1002)]
-
-
-def test_nothing_is_launched_without_room_for_maps(monkeypatch):
-    bound, _, frames = bound_launches(monkeypatch, 1)
-    with pytest.raises(NoRoomForMaps):
-        bound.enqueue(1.0, 16, 32, 0.0, 64, 7)
-    assert all(not frame.launched for frame in frames)
 
 
 def test_cached_kernel_names_are_distinct():
