@@ -16,10 +16,13 @@ import pandas as pd
 import pytest
 from cuda.bindings import driver
 from numba import cuda
+from support import compile_lab
+from support.offline import offline
 from support.results import ENVIRONMENT, SHAPES, gpu_frame, gpu_row, save
 
 import numba_gemm
 from numba_gemm import kernels
+from numba_gemm.inspect import sass
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.lab.__main__ import main as lab_main
 from numba_gemm.lab.bench import (
@@ -1247,19 +1250,6 @@ class TestPlots:
 
 
 LIMITS = {"fp32": 60e12, "dram": 4e12, "l2": 8e12, "shared": 30e12}
-COMPILE_CEILINGS = """
-import json
-from numba.cuda import types
-from numba_gemm.inspect import sass
-from numba_gemm.lab.registry import load
-from numba_gemm.runtime.compiler import compile_cubin
-for name, (function, signature) in load("ceilings").kernels.items():
-    cubin = compile_cubin(function, eval(f"({signature},)", vars(types).copy()), (9, 0), name=name)
-    (instructions,) = sass.functions(sass.disassemble(cubin.code)).values()
-    loop = min((l for l in sass.loops(instructions) if len(l.instructions) > 50), key=lambda l: len(l.instructions))
-    widths = [[opcode, bits] for opcode, bits in sass.access_widths(loop.instructions)]
-    print(json.dumps([name, cubin.local, len(loop.instructions), sass.instruction_mix(loop.instructions), widths]))
-"""
 
 
 def written(folder, name="Test GPU", **changes):
@@ -1295,23 +1285,22 @@ class TestCeilings:
 
     def test_loops_hold_what_is_measured(self):
         """The compiled kernels read 128 bits at a time, or multiply and add, and do little else."""
-        variables = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
-        done = subprocess.run(
-            [sys.executable, "-c", COMPILE_CEILINGS], env=variables, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        found = {name: rest for name, *rest in map(json.loads, done.stdout.splitlines())}
+        found = offline(compile_lab.compiled, "ceilings", (9, 0))
         assert {ceilings.KERNELS[name] for name in found} == set(ceilings.KERNELS.values())
-        for name, (local, length, mix, widths) in found.items():
-            assert local == 0
+        for name, made in found.items():
+            (instructions,) = sass.functions(sass.disassemble(bytes.fromhex(made["code"]))).values()
+            bodies = [one.instructions for one in sass.loops(instructions) if len(one.instructions) > 50]
+            body = min(bodies, key=len)
+            mix, widths = sass.instruction_mix(body), list(sass.access_widths(body))
+            assert made["local"] == 0
             if name == "fp32":
                 assert (mix["FFMA"], widths) == (ceilings.CHAINS * ceilings.LINKS, [])
-                assert length <= mix["FFMA"] + 4
+                assert len(body) <= mix["FFMA"] + 4
             else:
                 load = "LDS" if name == "shared" else "LDG"
-                assert widths == [[load, 128]]
+                assert widths == [(load, 128)]
                 assert mix["FADD"] == 4 * mix[load]
-                assert length <= 9 * mix[load]  # an SM issues these in half the time of the load
+                assert len(body) <= 9 * mix[load]  # an SM issues these in half the time of the load
 
     def test_probes_of_an_h200(self):
         found = {probe.name: probe for probe in ceilings.probes(132, 60 << 20)}

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import json
 import linecache
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,7 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from numba import cuda
+from support import compile_lab
 from support.compile_stages import compiler_environment
+from support.offline import offline
 
 from numba_gemm.inspect import sass
 from numba_gemm.inspect import trace as tracing
@@ -303,31 +302,17 @@ LISTED = {
     ("barriers", "rounds_syncwarp"): {"BAR": 0, "WARPSYNC": 0},
     ("strided_copy", "stride_copy"): {"LDG.E": 1, "STG.E": 1},
 }
-LISTING = """
-import json
-from numba.cuda import types
-from numba_gemm.runtime.compiler import compile_cubin
-from numba_gemm.inspect import sass
-from numba_gemm.lab import registry as lab
-
-for name in ("narrow_product", "product_with_transpose", "barriers", "strided_copy"):
-    for kernel, (function, signature) in lab.load(name).kernels.items():
-        made = compile_cubin(function, eval(f"({signature},)", vars(types).copy()), (9, 0), name=kernel)
-        (instructions,) = sass.functions(sass.disassemble(made.code)).values()
-        print(json.dumps([name, kernel, made.local, [i.opcode for i in instructions]]))
-"""
 
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(sass.find_tool("nvdisasm") is None, reason="needs nvdisasm")
 def test_instructions_are_those_that_are_counted():
-    done = subprocess.run(
-        [sys.executable, "-c", LISTING], env=compiler_environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    found = {(name, kernel): opcodes for name, kernel, _, opcodes in lines}
-    assert not [line[:2] for line in lines if line[2]], "local memory"
+    found = {}
+    for name in ("narrow_product", "product_with_transpose", "barriers", "strided_copy"):
+        for kernel, made in offline(compile_lab.compiled, name, (9, 0)).items():
+            assert made["local"] == 0
+            (instructions,) = sass.functions(sass.disassemble(bytes.fromhex(made["code"]))).values()
+            found[name, kernel] = [one.opcode for one in instructions]
     for key, counts in LISTED.items():
         for opcode, count in counts.items():
             same = [own for own in found[key] if own == opcode or own.partition(".")[0] == opcode]

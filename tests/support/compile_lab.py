@@ -1,34 +1,23 @@
-"""A child process of test_memory_lab.py: compiles the laboratory's kernels, and prints each as a line of JSON."""
+"""Kernels of experiments, compiled for test_memory_lab.py, test_lab_products.py and test_bench.py."""
 
 from __future__ import annotations
 
-import json
 import re
-import traceback
+from typing import Any
 
-from numba.cuda import types
-
-from numba_gemm.lab.registry import MEMORY, load
-from numba_gemm.runtime.compiler import compile_cubin
-
-CCS = ((8, 0), (9, 0))
 COPIES = re.compile(r"cp\.async\.\w+\.shared\.global \[[^]]+\], \[[^]]+\], (\d+)")
 
 
-def main() -> None:
-    for name in (*MEMORY, "ceilings"):
-        for kernel, (function, signature) in load(name).kernels.items():
-            for cc in CCS:
-                line = {"experiment": name, "kernel": kernel, "cc": cc}
-                try:
-                    parameters = eval(f"({signature},)", vars(types).copy())
-                    made = compile_cubin(function, parameters, cc, name=kernel)
-                    line |= {"registers": made.registers, "local": made.local, "spills": made.spill_stores}
-                    line["copies"] = sorted({int(size) for size in COPIES.findall(made.ptx)})
-                except Exception:
-                    line |= {"error": traceback.format_exc()}
-                print(json.dumps(line), flush=True)
+def compiled(name: str, cc: tuple[int, int]) -> dict[str, Any]:
+    """Return, by kernel of an experiment, local memory, widths of asynchronous copies, and the cubin in hex."""
+    from numba.cuda import types
 
+    from numba_gemm.lab.registry import load
+    from numba_gemm.runtime.compiler import compile_cubin
 
-if __name__ == "__main__":
-    main()
+    found = {}
+    for kernel, (function, signature) in load(name).kernels.items():
+        made = compile_cubin(function, eval(f"({signature},)", vars(types).copy()), tuple(cc), name=kernel)
+        copies = sorted({int(size) for size in COPIES.findall(made.ptx)})
+        found[kernel] = {"local": made.local, "copies": copies, "code": made.code.hex()}
+    return found
