@@ -241,9 +241,6 @@ def compile_cubin(
     cc: tuple[int, int],
     *,
     name: str,
-    launch_bounds: int | tuple[int, ...] | None = None,
-    max_registers: int | None = None,
-    lineinfo: bool | None = None,
     whole_program: bool = False,
     keep_ptx: bool = True,
 ) -> Cubin:
@@ -252,21 +249,15 @@ def compile_cubin(
     Parameters
     ----------
     kernel : dispatcher made by `cuda.jit`, or a plain function
-        Its `fastmath`, `opt`, and, where not given here, its `launch_bounds`, `max_registers` and `lineinfo` options
-        apply. `lto` does not: the kernel goes through PTX, which is kept. Nor does `debug`, or NUMBA_CUDA_DEBUGINFO:
-        with debug information Numba makes several PTX files.
+        Its `fastmath`, `opt`, `launch_bounds`, `max_registers` and `lineinfo` options apply. `lto` does not: the kernel
+        goes through PTX, which is kept. Nor does `debug`, or NUMBA_CUDA_DEBUGINFO: with debug information Numba makes
+        several PTX files.
     signature : sequence of Numba types
         Types of the parameters; `matrix.kernel_signature(aligned)` for the GEMM kernels.
     cc : tuple of int
         (major, minor).
     name : str
         Name of the entry point; what PTX does not allow in a name becomes an underscore.
-    launch_bounds : int or tuple of int, optional
-        Most threads per block, then optionally fewest blocks per SM and most blocks per cluster.
-    max_registers : int, optional
-        Most registers per thread; `launch_bounds` takes precedence.
-    lineinfo : bool, optional
-        Keep the map from instructions to source lines.
     whole_program : bool
         Let the assembler see that nothing else will be linked to the kernel, which it must know to hand registers from
         warpgroup to warpgroup ("setmaxnreg"). It does only if it makes the PTX itself, by link-time optimization: the
@@ -286,9 +277,7 @@ def compile_cubin(
     from numba import cuda
 
     options = getattr(kernel, "targetoptions", {})
-    launch_bounds = options.get("launch_bounds") if launch_bounds is None else launch_bounds
-    max_registers = register_limit(kernel, cc) if max_registers is None else max_registers
-    lineinfo = bool(options.get("lineinfo") if lineinfo is None else lineinfo)
+    max_registers, lineinfo = register_limit(kernel, cc), bool(options.get("lineinfo"))
     name = re.sub(r"[^A-Za-z0-9_$]", "_", name)
     name = name if name[:1].isalpha() else f"kernel_{name}"
     full_cc: tuple[Any, ...] = (*cc, "a") if cc >= (9, 0) else cc
@@ -299,7 +288,7 @@ def compile_cubin(
         "opt": options.get("opt"),
         "fastmath": options.get("fastmath", False),
         "lineinfo": lineinfo,
-        "launch_bounds": launch_bounds,
+        "launch_bounds": options.get("launch_bounds"),
     }
     ptx = ""
     if keep_ptx or not whole_program:

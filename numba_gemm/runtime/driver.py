@@ -118,14 +118,6 @@ def load_kernel(cubin: Cubin, device: int, dynamic_shared: int = 0) -> int:
     return int(handle)
 
 
-def launch_kernel(
-    kernel: Any, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, stream: int, words: Any
-) -> None:
-    """Launch a kernel of its own: `words` are its parameters, floats as float32 and integers of 64 bits."""
-    types = tuple(ctypes.c_float if isinstance(word, float) else ctypes.c_longlong for word in words)
-    call(driver.cuLaunchKernel, kernel, *grid, *block, shared, stream, (tuple(words), types), 0)
-
-
 @contextmanager
 def relaxed_capture() -> Iterator[None]:
     """Let this thread do what would otherwise break a capture that another thread, or itself, has begun."""

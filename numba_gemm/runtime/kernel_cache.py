@@ -15,10 +15,9 @@ from ..models.gpu_names import dotted
 from . import ahead, bundle, kernel_files
 from .compilation import LOG, Task, compile_all, log_compiled
 from .compiler import Cubin
-from .fingerprint import Part
-from .kernel_key import key, name_of, portable_key
+from .kernel_key import key, portable_key
 
-__all__ = ["Fetched", "compile_ahead", "fetch", "fetch_all", "fetch_named", "kept"]
+__all__ = ["Fetched", "compile_ahead", "fetch", "fetch_all"]
 
 
 class Fetched(NamedTuple):
@@ -117,19 +116,3 @@ def compile_ahead(needed: Sequence[Kernel], others: Sequence[Kernel], cc: tuple[
                 yield name, (kernel, cc)
 
     ahead.compile_ahead(list(missing(needed)), list(missing(others)))
-
-
-def kept(name: tuple[Part, ...] | None, compile_it: Callable[[], Cubin]) -> Cubin:
-    """Return the kernel that these parts describe, from its file or compiled; None is always compiled."""
-    return fetch_named(compile_it, None if name is None else name_of(*name))[0]
-
-
-def fetch_named(compile_it: Callable[[], Cubin], name: str | None) -> tuple[Cubin, bool]:
-    """Return a kernel of this name (`name_of`), or of none, and whether it was in the cache."""
-    place = kernel_files.place()
-    if name is not None and place is not None and (cubin := kernel_files.look_up(place, name)) is not None:
-        return cubin, True
-    begin = time.perf_counter()
-    cubin = compile_it()
-    kernel_files.keep(place, name, cubin, cubin.name, time.perf_counter() - begin)
-    return cubin, False

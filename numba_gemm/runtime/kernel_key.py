@@ -29,7 +29,7 @@ from .compilation import settings
 from .fingerprint import Part, fingerprint
 from .sources import SOURCES
 
-__all__ = ["key", "name_of", "portable_key", "versions"]
+__all__ = ["key", "portable_key", "versions"]
 
 FORMAT = 2  # of a file; another one gives every kernel another name
 
@@ -120,14 +120,10 @@ def _described(value: Any) -> Part:
     return _checked(value)
 
 
-def key(kernel: Kernel, cc: tuple[int, int], extra: tuple[Any, ...] = ()) -> str | None:
-    """Return the name of a kernel: a hash of all that shapes its code; None if that is unknown.
-
-    `extra` may hold numbers, strings, bytes, None and tuples of them, which shape the code as well.
-    """
-    extra = tuple(map(_checked, extra))
+def key(kernel: Kernel, cc: tuple[int, int]) -> str | None:
+    """Return the name of a kernel: a hash of all that shapes its code; None if that is unknown."""
     described = _form(kernel, cc)
-    return None if described is None else name_of(*described, extra)
+    return None if described is None or SOURCES is None else _digest(_toolchain(), *described)
 
 
 def portable_key(kernel: Kernel, cc: tuple[int, int]) -> str | None:
@@ -146,11 +142,6 @@ def _form(kernel: Kernel, cc: tuple[int, int]) -> tuple[Part, ...] | None:
     except _Unknown:
         return None
     return kernel.name, functions, config, variant, kernel.whole_program, tuple(cc)
-
-
-def name_of(*parts: Part) -> str | None:
-    """Return the name of a kernel that this package's sources and these parts describe; None without sources."""
-    return None if SOURCES is None else _digest(_toolchain(), *parts)
 
 
 def _digest(*parts: Part) -> str:

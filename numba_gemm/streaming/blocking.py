@@ -228,12 +228,6 @@ class Blocking:
         block, a, b, workspace = self.parts
         return _rounded(block + self.slots * (a + b) + workspace, GRANULARITY)
 
-    @property
-    def bytes_to_device(self) -> int:
-        """Bytes that are copied to all devices together, without C."""
-        down, across = self.grid
-        return FLOAT32_BYTES * self.k * (self.m * across + self.n * down)
-
     def shape(self, piece: Piece) -> Shape:
         """Shape of one product."""
         rows = self.block(piece.block)[0].extent

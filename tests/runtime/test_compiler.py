@@ -146,10 +146,10 @@ def _compile_all() -> dict[str, Any]:
     outcomes["divides"] = _outcome(divides, matrices, cc)
     outcomes["divides_fast"] = _outcome(divides_fast, matrices, cc)
     outcomes["keeps_much"] = _outcome(keeps_much, matrices, cc)
-    outcomes["capped"] = _outcome(keeps_much, matrices, cc, max_registers=32)
+    outcomes["capped"] = _outcome(cuda.jit(max_registers=32)(keeps_much.py_func), matrices, cc)
     outcomes["local"] = _outcome(indexes_local_memory, matrices, cc)
-    outcomes["lineinfo"] = _outcome(divides, matrices, cc, lineinfo=True)
-    outcomes["bounds"] = _outcome(divides, matrices, cc, launch_bounds=(256, 2))
+    outcomes["lineinfo"] = _outcome(cuda.jit(lineinfo=True)(divides.py_func), matrices, cc)
+    outcomes["bounds"] = _outcome(cuda.jit(launch_bounds=(256, 2))(divides.py_func), matrices, cc)
     outcomes["plain function"] = _outcome(divides.py_func, matrices, cc, name="1st")
     config.FORCE_CUDA_CC = 8, 0
     outcomes["forced"] = _outcome(divides, matrices, cc)

@@ -61,9 +61,19 @@ def never():
     raise AssertionError("compiled what is in the cache")
 
 
-def fetch(make, kernel, cc, extra=()):
-    """Return what `kernel_cache.fetch` returns, with `make` for the compiler."""
-    return kernel_cache.fetch_named(make, kernel_key.key(kernel, cc, extra))
+def numbered(i):
+    """Return the name of one of several kernels."""
+    return kernel_key.key(dataclasses.replace(NAIVE.kernel_of(CONFIG, True), name=f"k{i}"), CC)
+
+
+def fetch(make, kernel, cc, i=None):
+    """Return the kernel, or one of several, with `make` for the compiler, and whether it was in the cache."""
+    name, place = kernel_key.key(kernel, cc) if i is None else numbered(i), kernel_files.place()
+    if name is not None and place is not None and (cubin := kernel_files.look_up(place, name)) is not None:
+        return cubin, True
+    cubin = make()
+    kernel_files.keep(place, name, cubin, cubin.name, 1.0)
+    return cubin, False
 
 
 @pytest.fixture
@@ -236,7 +246,6 @@ def test_every_part_of_a_kernel_counts(kernel):
     assert None not in keys
     assert kernel_key.key(kernel, CC) in keys
     assert kernel_key.key(kernel, (10, 0)) not in keys
-    assert kernel_key.key(kernel, CC, (1,)) not in keys
 
 
 def test_every_kernel_has_a_key_of_its_own():
@@ -245,11 +254,6 @@ def test_every_kernel_has_a_key_of_its_own():
     assert None not in keys
     for stage in STAGES.values():
         assert stage.build in kernel_key.BUILDS
-
-
-def test_extra_parts_are_plain_values():
-    with pytest.raises(TypeError, match="expected numbers, strings, bytes and tuples"):
-        kernel_key.key(*KERNEL, (("name", never),))
 
 
 def test_what_does_not_shape_the_code_does_not_count():
@@ -817,7 +821,7 @@ def test_directory_that_others_can_change_is_refused(place, tmp_path, monkeypatc
     assert fetch(never, *KERNEL) == (CUBIN, True)
     spoil(place)
     with pytest.warns(kernel_files.CacheWarning, match=words) as caught:
-        fetched = [fetch(lambda: OTHER, *KERNEL, extra) for extra in ((), (), (1,))]
+        fetched = [fetch(lambda: OTHER, *KERNEL, i) for i in (None, None, 1)]
     assert fetched == [(OTHER, False)] * 3
     assert len(caught) == 1
     assert list(place.iterdir()) == [path_of(place)], "nothing is kept there"
@@ -880,22 +884,20 @@ def test_latest_files_stay(place, monkeypatch):
     monkeypatch.setenv("NUMBA_GEMM_CACHE_SIZE", str(3 * len(kernel_files.packed("k" * 64, CUBIN, ABOUT)) + 400))
     place.mkdir(mode=0o700)
     clutter(place)
-    extras = [(i,) for i in range(5)]
-    for i, extra in enumerate(extras):
-        fetch(lambda: CUBIN, *KERNEL, extra)
+    for i in range(5):
+        fetch(lambda: CUBIN, *KERNEL, i)
         written = time.time() - 100 * kernel_files.DAY + i
-        os.utime(place / f"{kernel_key.key(*KERNEL, extra)}.kernel", (written, written))
+        os.utime(place / f"{numbered(i)}.kernel", (written, written))
         if i == 2:  # the first one is used, and so outlives the second
-            fetch(never, *KERNEL, extras[0])
-    left = [extra for extra in extras if (place / f"{kernel_key.key(*KERNEL, extra)}.kernel").exists()]
-    assert left == [(0,), (3,), (4,)]
+            fetch(never, *KERNEL, 0)
+    assert [i for i in range(5) if (place / f"{numbered(i)}.kernel").exists()] == [0, 3, 4]
     assert {path.name for path in place.iterdir() if path.suffix != ".kernel"} == NOT_TO_TOUCH
 
 
 def test_clear_cache(place):
     assert kernel_files.clear_cache() == 0
-    for extra in ((), (1,)):
-        fetch(lambda: CUBIN, *KERNEL, extra)
+    for i in (None, 1):
+        fetch(lambda: CUBIN, *KERNEL, i)
     clutter(place)
     assert numba_gemm.clear_cache() == 2
     assert {path.name for path in place.iterdir()} == NOT_TO_TOUCH
@@ -904,7 +906,7 @@ def test_clear_cache(place):
 
 def test_threads_share_it(place):
     def use(i):
-        cubin, _ = fetch(lambda: CUBIN, *KERNEL, (i % 5,))
+        cubin, _ = fetch(lambda: CUBIN, *KERNEL, i % 5)
         return cubin == CUBIN
 
     with warnings.catch_warnings():
@@ -925,7 +927,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 for i in range(300):
     kernel_files._write(place, name, CUBIN, ABOUT)
-    fetch(lambda: CUBIN, *KERNEL, (i % 4,))
+    fetch(lambda: CUBIN, *KERNEL, i % 4)
     kernel_files._prune(place)
     assert kernel_files._read(place, name) in (CUBIN, None)
 print("done", fetch(lambda: CUBIN, *KERNEL)[0] == CUBIN)

@@ -93,7 +93,8 @@ def test_many_panels_take_no_time():
 
 def test_more_memory_copies_less():
     def copied(limit):
-        return dividing.choose(32768, 32768, 32768, limit, lambda shapes: 0).bytes_to_device
+        down, across = dividing.choose(32768, 32768, 32768, limit, lambda shapes: 0).grid
+        return 4 * 32768**2 * (down + across)
 
     found = [copied(limit) for limit in (100 << 20, 500 << 20, 2 << 30, 20 << 30)]
     assert found == sorted(found, reverse=True)

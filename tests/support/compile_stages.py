@@ -82,8 +82,7 @@ def _cubin(kernel: Any, cc: tuple[int, int], ptx: tuple[int, int]) -> Any:
 
     # All settings, not only those that the package knows to change code.
     settings = tuple(sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_")))
-    name = key(kernel, cc, (ptx, settings))
-    assert name is not None
+    name = hashlib.sha256(repr((key(kernel, cc), ptx, settings)).encode()).hexdigest()
     place = _place(name)
     if not place.exists():
         _keep(place, compile_kernel(kernel, cc) if ptx == cc else _assembled(kernel, _cubin(kernel, ptx, ptx), cc))
