@@ -271,7 +271,7 @@ class Worker:
         assert self._process.stdout is not None
         try:
             return pickle.load(self._process.stdout)
-        except (EOFError, OSError, ValueError, pickle.UnpicklingError):  # ValueError: closed by `stop`
+        except Exception:  # of a pipe that has ended, or is closed by `stop`; or of text that came before the answers
             return None
 
     def stop(self) -> None:

@@ -217,6 +217,16 @@ def test_a_worker_that_ends_is_no_error(monkeypatch):
     worker.stop()
 
 
+@pytest.mark.parametrize("text", ["hello", "cnowhere\nname\n", "0", "(lp0\n."])
+def test_a_worker_in_which_text_is_printed_first_compiles_nothing(monkeypatch, tmp_path, text):
+    """By a file that Python runs when it starts, for instance. What is printed there may be read as a pickle."""
+    (tmp_path / "sitecustomize.py").write_text(f"print({text!r}, end='', flush=True)\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    worker = compilation.Worker()
+    assert not worker.wait_until_ready()
+    worker.stop()
+
+
 def test_a_worker_ends_with_the_process_that_started_it():
     """Before it has compiled what it was sent."""
     worker = compilation.Worker()
