@@ -58,7 +58,7 @@ RECORDS: tuple[DirectStage | FusedStage | TensorStage | TmaStage, ...] = (
     ),
     TensorStage(
         name="persistent",
-        summary="blocks stay, leading sums are kept apart and compensated",
+        summary="blocks stay, and what additions round off is added, too",
         build=Code("tensor_core.persistent"),
         configs=(
             WarpgroupConfig(128, 128, consumers=2, producers=1, claim=240),
