@@ -3,8 +3,9 @@
 An operand is decomposed into parts: the first is the element rounded to the narrow kind, and each further one is the
 rounded remainder. A precision says which parts of A are multiplied by which parts of B; the smallest products come
 first. All products are exact. The tensor cores sum them in float32 and truncate instead of rounding. If there are
-several parts, kernels therefore let tensor cores sum the products of only one slot of k, and add that to the sum of
-all slots with rounding (Ootomo and Yokota, 2022, doi:10.1177/10943420221090256); see `accumulate`.
+several parts, kernels therefore let tensor cores sum the leading products of only one slot of k, or all of them, and
+add that to the sum of all slots with rounding (Ootomo and Yokota, 2022, doi:10.1177/10943420221090256); see
+`accumulate`.
 
 Elements may exceed the range of F16, so a precision of that kind scales each row of A, and each column of B, by a power
 of two. Its second parts, which are smaller by a factor of 2^11 or more, are multiplied by another power of two, to keep
