@@ -561,11 +561,12 @@ def test_memory_of_a_launch_that_fails_is_released(gpu, monkeypatch):
 def test_threads_share_a_bound_product(gpu):
     a, b, c = filled(4, 4), filled(4, 4), filled(4, 4)
     bound, together = bind(a, b, c), threading.Barrier(4)
+    gpu.pause = lambda seconds: together.wait(10)  # a launch goes on when all four threads are in one
 
     def work(seed):
-        together.wait()
         for turn in range(10):
             x, y, z = filled(4, 4, seed), filled(4, 4, turn), np.full((4, 4), NAN)
+            together.wait(10)  # all frames of the last turn have been put back
             bound.enqueue(float(seed + 1), *addresses(x, y, z)[:2], 0.0, z.ctypes.data, 40 + seed)
             check(z, x, y, alpha=float(seed + 1))
 
