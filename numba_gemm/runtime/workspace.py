@@ -73,7 +73,7 @@ class Workspaces:
     """Workspaces and leased memory of one device, whose context is current in every call; safe from several threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may come here while its thread holds the lock
         # Both by a stream's identity and its capture: handles come back after a stream's end, and one handle means
         # another default stream in every thread.
         self._workspaces: dict[tuple[int, int], Workspace] = {}
@@ -149,14 +149,14 @@ class Workspaces:
 
     def _note(self, key: tuple[int, int], stream: int, pointer: int) -> None:
         """Note memory that belongs to a graph, and free that of graphs that are gone."""
-        for gone in [other for other, (end, _) in self._captured.items() if end.has_come()]:
+        for gone in [other for other, (end, _) in list(self._captured.items()) if end.has_come()]:
             self._workspaces.pop(gone, None)
             self._free.pop(gone, None)
             with relaxed_capture():
                 for each in self._captured.pop(gone)[1]:
                     call(driver.cuMemFree, each)
         if key not in self._captured:
-            self._captured[key] = GraphEnd(stream), []
+            self._captured.setdefault(key, (GraphEnd(stream), []))
         self._captured[key][1].append(pointer)
 
     def release(self, lease: Lease) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -150,6 +151,24 @@ def test_lease_that_is_too_small_is_freed_when_the_stream_is_done_with_it(memory
     assert memory.allocated == [100, 200]
     workspaces.release(large)
     assert workspaces.lease(1, 100) is large
+
+
+def test_a_finaliser_may_need_memory_while_that_of_a_capture_is_noted(memory, monkeypatch):
+    workspaces, found = Workspaces(), []
+
+    def end(stream):  # while the lock is held; a finaliser that launches a product may run anywhere
+        monkeypatch.setattr(workspace, "GraphEnd", lambda stream: SimpleNamespace(has_come=lambda: True))
+        found.append(workspaces.lease(9, 100))
+        return SimpleNamespace(has_come=lambda: False)
+
+    monkeypatch.setattr(workspace, "GraphEnd", end)
+    thread = threading.Thread(target=lambda: found.append(workspaces.lease(9, 100)), daemon=True)
+    thread.start()
+    thread.join(10)
+    inner, outer = found
+    assert inner.pointer != outer.pointer
+    workspaces.lease(9, 100)
+    assert memory.freed == [inner.pointer, outer.pointer]
 
 
 def test_memory_that_a_graph_uses_is_not_freed(memory):

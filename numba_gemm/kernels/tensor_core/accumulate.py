@@ -206,7 +206,8 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
         clear(total)
         clear(sums)
         s = uint32(0)
-        # Two slots per turn: in each, the total changes registers, and would be moved back after one.
+        # Two slots per turn of the loop: an addition leaves the total in other registers, and a second one brings it
+        # back, so nothing has to be moved at the end of a turn. An odd slot comes first.
         if k_slots % uint32(2) == uint32(1):
             i, parity = add_slot(total, sums, start, full, empty, i, parity, group)
             s = uint32(1)

@@ -135,7 +135,7 @@ def build(config, variant):
     STEPS = BK // (TERMS * LANES_K)  # k-steps per warp and slot
     LEADING, OTHERS = precision.products[-1:], precision.products[:-1]
     APART, COMPENSATED, STEPWISE = len(OTHERS) > 0, precision.compensated, precision.stepwise
-    ONE = COMPENSATED and not STEPWISE  # sum for all products, `sums` and `rests` at once
+    ONE = COMPENSATED and not STEPWISE  # one sum for all products: `rests` is `sums`
     CHECKED, BATCHED, PLAIN = PARTS > 1, variant.batched, variant.epilogue is None
     NEWEST = SLOTS - 2  # groups of copies that may be in flight when a slot is read
     LIMIT = HUGE / LANES_K  # of a warp's sum, so that all warps' sum is below `HUGE`

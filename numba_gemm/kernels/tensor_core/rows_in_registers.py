@@ -126,7 +126,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
     pairs = tuple(pair for pair in precision.products if access != NARROW or pair[0] == 0)
     COLUMN_GROUPS, ALL_WORDS = BN // 8, (1 if access == NARROW else PARTS) * WORDS
     STEPWISE, COMPENSATED = precision.stepwise, precision.compensated
-    ONE = COMPENSATED and not STEPWISE  # sum for all products
+    ONE = COMPENSATED and not STEPWISE  # one sum for all products: `rests` is `sums`
     # Rows of BF16 are soon loaded, while another warpgroup's products are under way.
     AHEAD = access != NARROW or config.consumers == 1
     wait, wait_for_rows = wgmma.waiting(BN), wgmma.waiting_for_rows(BN, ALL_WORDS)

@@ -35,7 +35,7 @@ def build(config, variant):
     ACROSS = BN // N  # warps
     LEADING, OTHERS = precision.products[-1:], precision.products[:-1]
     APART, COMPENSATED, STEPWISE = len(OTHERS) > 0, precision.compensated, precision.stepwise
-    ONE = COMPENSATED and not STEPWISE  # sum for all products, `sums` and `rests` at once
+    ONE = COMPENSATED and not STEPWISE  # one sum for all products: `rests` is `sums`
     IN_FLIGHT = SLOTS - 2
     A_FRAGMENTS, B_FRAGMENTS = PARTS * (M // 16), PARTS * (N // 16)
     A_TURNS, B_TURNS = A_BYTES // CHUNK // THREADS, B_BYTES // CHUNK // THREADS
