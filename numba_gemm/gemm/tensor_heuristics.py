@@ -114,10 +114,8 @@ FEW_ROUNDS, FULL = 8, 0.9
 FEW_SPLITS, PARTIALS_RATE_LATER, FOLLOWING = (2, 3, 4, 5, 6, 8), 1.6e12, 2.8e-6
 # Seconds that partial sums are added later if `persistent` leaves that launch no multiprocessor to begin on.
 ADDING_LATE = 1.5e-6
-# Tiles whose sums may be divided: those whose times were measured; and terms from which on they may be, and in bf16x9.
-# Each share is rounded, which makes the median error of bf16x9 larger than cuBLAS SGEMM's if few terms make up a sum.
+# Tiles whose sums may be divided: those whose times were measured; and terms from which on they may be.
 SPLIT_TILES, SPLIT_TERMS = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128)), 192
-SPLIT_TERMS_OF_NINE = 512
 # Seconds that the first configuration of `fused_decomposition` takes in bf16x6: for the product, for each tile of a
 # multiprocessor, for each term of a sum, and for each term of each tile. Fitted to 180 random products on an H100
 # (docs/experiments.md). Terms take longer if the operands allow no vectors, by how many have a contiguous axis.
@@ -226,7 +224,6 @@ def seconds_of(
     several = decomposed and len(own.products) > 1 and (whole_rows or not own.stepwise)
     few_rounds = FEW_ROUNDS if several else 1
     most_rounds = few_rounds if matrices == 1 and not narrow_a else 1  # others were slower, or have not been timed
-    split_terms = SPLIT_TERMS if len(own.products) < 9 else SPLIT_TERMS_OF_NINE
     whole, divided = [], []
     for config, BM, BN, area, flops_per_s, slower, few_slower, end, one_by_one, divisible in rated:
         down, across = -(-rows // BM), -(-cols // BN)
@@ -242,7 +239,7 @@ def seconds_of(
         copying = ROWS_FLOATS[BM] if floats else thin
         expected = copying * (other + rounds * (few_summing if rounds <= few_rounds else summing))
         whole.append((copying * (other + rounds * flops / flops_per_s), expected, config, None))
-        if not divisible or k < split_terms or rounds > most_rounds or tiles > FULL * rounds * sm_count:
+        if not divisible or k < SPLIT_TERMS or rounds > most_rounds or tiles > FULL * rounds * sm_count:
             continue
         before, others = 0, filling + adding
         if rounds > 1:  # all tiles of a few rows, or columns, in rounds that are full, stay whole

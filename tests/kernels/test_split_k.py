@@ -552,15 +552,11 @@ def test_a_division_is_faster_by_a_clear_margin():
         assert ways[0][0] == (divided if ways[0][2] else whole)
 
 
-@pytest.mark.parametrize(("k", "divided"), [(511, False), (512, True)])
-def test_shares_of_nine_products(k, divided):
-    """Each share is rounded, so fewer terms than these are not divided in bf16x9."""
-    nine, six = (
-        tensor_heuristics.seconds_of(PERSISTENT, precision, 256, 256, k, 1, 132, "")
-        for precision in ("bf16x9", "tf32x3")
-    )
-    assert any(partition is not None for *_, partition in nine) == divided
-    assert any(partition is not None for *_, partition in six)
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
+@pytest.mark.parametrize(("k", "divided"), [(191, False), (192, True)])
+def test_terms_from_which_on_sums_are_divided(k, divided, precision):
+    ways = tensor_heuristics.seconds_of(PERSISTENT, precision, 256, 256, k, 1, 132, "", most=20)
+    assert any(partition is not None for *_, partition in ways) == divided
 
 
 @pytest.mark.parametrize("matrices", [1, 3, 50, 200])

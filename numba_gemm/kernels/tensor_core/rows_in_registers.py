@@ -175,6 +175,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
             step3(sums, rests, words, b)
             wait_for_rows(rests, words, 0)
             wait(sums, 0)
+        cuda.syncwarp()  # all lanes have read their floats of the slot
         give_back(empty, i)
         if STEPWISE:
             add_step(total, sums, rests)
