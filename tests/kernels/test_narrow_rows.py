@@ -255,11 +255,12 @@ def test_explanations_and_plans(monkeypatch):
 )
 def test_compiled_kernels_hold_the_rows_in_registers(index, precision):
     (row,) = offline(compiled_rows, f"rows_in_registers:{index}:{precision}:{NARROW}")
-    opcodes, parts, ahead = row["opcodes"], 2 if precision == "bf16x3" else 3, CONFIGS[index].consumers == 1
+    opcodes, parts = row["opcodes"], 2 if precision == "bf16x3" else 3
+    turns = 2 if CONFIGS[index].consumers == 1 or parts == 3 else 1  # written out, or unrolled by the assembler
     assert (row["local"], row["spills"]) == (0, 0)
     assert "C75" not in row["log"], f"ptxas puts products one after the other: {row['log']}"
     assert row["taken"] == row["passed"], "a launch passes other parameters"
-    assert opcodes["HGMMA"] == (2 if ahead else 1) * 4 * parts, "with the one part of A"
+    assert opcodes["HGMMA"] == turns * 4 * parts, "with the one part of A"
     assert opcodes["UBLKCP"] == parts
     assert opcodes["LDGSTS"] == row_parts.AT_ONCE
 

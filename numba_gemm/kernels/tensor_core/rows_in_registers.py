@@ -133,7 +133,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
     decompose = decompositions(PARTS, precision.short, access, config.BM)
     everything, lead, rest, (step0, step1, step2, step3) = row_products(BN, pairs)
     clear, add, add_exactly, _, finish = steps(BN)
-    await_slot, give_back, following = ring(config.slots(precision))
+    await_slot, _, following = ring(config.slots(precision))
 
     @device_function
     def add_step(total, sums, rests):
@@ -175,8 +175,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
             step3(sums, rests, words, b)
             wait_for_rows(rests, words, 0)
             wait(sums, 0)
-        cuda.syncwarp()  # all lanes have read their floats of the slot
-        give_back(empty, i)
+        mbarrier.arrive(uint32(empty + i * BARRIER_BYTES))  # each lane, since each has read floats of the slot
         if STEPWISE:
             add_step(total, sums, rests)
         elif COMPENSATED:
@@ -256,7 +255,7 @@ def build(config, variant):
         if tid == uint32(0):
             for i in range(SLOTS):
                 mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(WARPGROUP + 1))
-                mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(WARPGROUP // WARP * CONSUMERS))
+                mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(WARPGROUP * CONSUMERS))
             mbarrier.initialised()
         cuda.syncthreads()  # the barriers are set up before any thread waits on them
         if split:
