@@ -77,8 +77,8 @@ PLACE, PLACE_FLOATS, RUN = 23.4, 35.5, 0.294
 # Operations that compensated sums take beside each multiply-add, in `stream_k` and in `thin`; registers per SM; floats
 # that `thin` converts to float64 per clock, and clocks until a lane's sum is added to those of others in float64.
 COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 65536, 16, 7
-# Of `stream_k`: clocks per sum of a thread that a k-tile takes longer in a lone block; most blocks per SM.
-COMPENSATING_ALONE, MOST_COMPENSATED = 20, 4
+# Clocks per sum of a thread that a lone block takes longer for a k-tile, in `stream_k` and `thin`; blocks of the first.
+COMPENSATING_ALONE, COMPENSATING_ALONE_LANES, MOST_COMPENSATED = 20, 8, 4
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 ROUNDING = 1.0 - 1e-12  # factor of a lower bound, whose sum is rounded in another order than what it bounds
 SHORT_STEPS = 4  # terms that `short_sums` multiplies at a time
@@ -176,7 +176,7 @@ class Costs:
             resident = min(rate.resident, REGISTERS // (config.threads * (96 + 2 * sums)))  # about, of registers
             if not in_lanes and sums >= 32:
                 resident = min(resident, MOST_COMPENSATED)
-            alone = rate.alone + (0 if in_lanes else COMPENSATING_ALONE * sums)
+            alone = rate.alone + (COMPENSATING_ALONE_LANES if in_lanes else COMPENSATING_ALONE) * sums
             rate = replace(rate, alone=alone, resident=resident)
         self.stage, self.config, self.rate, self.sms = stage, config, rate, sm_count
         self._undivided = stage.undivided or (compensated and config.lanes_k == 1)  # whose parts cannot be added
