@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from numba import cuda, int64, uint32
 
@@ -13,6 +14,9 @@ from ...device.units import WARP
 from ...simulator.switch import device_function
 from .precision import TensorPrecision
 from .stage import ALIGNMENT, BARRIER_BYTES, ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
+
+UNIT = 16  # bytes per unit of a descriptor
+STEP = wgmma.STEP_BYTES // UNIT
 
 
 @device_function
@@ -49,8 +53,9 @@ def ring(slots: int):
     """Make the device functions of a ring of slots, which a warpgroup reads one after another.
 
     ``await_slot(full, i, parity)`` waits until slot i is full, which ends the phase of this parity of its mbarrier.
-    ``give_back(empty, i)`` arrives at the slot's other mbarrier for this warp. ``following(i, parity)`` returns both
-    values for the next slot.
+    ``give_back(empty, i)`` arrives at the slot's other mbarrier for this warp, if its products alone have read the
+    slot: one lane's arrival orders no loads of the others. ``following(i, parity)`` returns both values for the next
+    slot.
     """
 
     @device_function
@@ -146,6 +151,34 @@ def group_store(columns: int):
     return store
 
 
+def in_turn(*products: Any) -> Any:
+    """Make a device function ``(sums, a, b)`` that starts products, which are such functions, one after the other.
+
+    They are unrolled by recursion: in a loop, the compiler would wait for each.
+    """
+
+    @device_function
+    def nothing(sums, a, b):
+        pass
+
+    if not products:
+        return nothing
+    first, others = products[0], in_turn(*products[1:])
+
+    @device_function
+    def start(sums, a, b):
+        first(sums, a, b)
+        others(sums, a, b)
+
+    return start
+
+
+def part_places(config: WarpgroupConfig, precision: TensorPrecision, a: int, b: int) -> tuple[int, int]:
+    """Return how far part `a` of A and part `b` of B are from the descriptors of `slot_products`, in their unit."""
+    a_bytes, b_bytes = ROW_BYTES * config.BM, ROW_BYTES * config.BN  # per part of a tile
+    return a * a_bytes // UNIT, (precision.parts * a_bytes + b * b_bytes) // UNIT
+
+
 @lru_cache(maxsize=64)
 def slot_products(
     config: WarpgroupConfig, precision: TensorPrecision, chosen: tuple[tuple[int, int], ...], fresh: bool
@@ -156,11 +189,9 @@ def slot_products(
     keeps. `a_tile` is the descriptor of the first part of this warpgroup's rows of A, and `b_tile` that of the slot's
     start. In a slot, the parts of A's tile precede those of B's.
     """
-    A_BYTES, B_BYTES = ROW_BYTES * config.BM, ROW_BYTES * config.BN  # per part of a tile
-    UNIT = 16  # bytes per unit of a descriptor
-    STEP = wgmma.STEP_BYTES // UNIT
     multiply = wgmma.multiply(precision.kind, config.BN)
     begin = wgmma.multiply(precision.kind, config.BN, fresh)
+    A_FIRST, B_FIRST = part_places(config, precision, *chosen[0])
 
     # Each instruction is emitted once: with all accumulators as operands, it is long.
     @device_function
@@ -173,37 +204,25 @@ def slot_products(
         add_product(acc, a + 2 * STEP, b + 2 * STEP)
         add_product(acc, a + 3 * STEP, b + 3 * STEP)
 
-    @device_function
-    def nothing(acc, a_tile, b_tile, keep):
-        pass
-
-    def from_product(q):
-        """Make the products from index q on, unrolled by recursion: in a loop, the compiler would wait for each."""
-        if q == len(chosen):
-            return nothing
-        a, b = chosen[q]
-        A_PART, B_PART = a * A_BYTES // UNIT, (precision.parts * A_BYTES + b * B_BYTES) // UNIT
-        FIRST = q == 0
-        following = from_product(q + 1)
+    def product(a, b):
+        A_PART, B_PART = part_places(config, precision, a, b)
 
         @device_function
-        def products(acc, a_tile, b_tile, keep):
-            if FIRST:
-                begin(acc, a_tile + A_PART, b_tile + B_PART, keep)
-            else:
-                add_product(acc, a_tile + A_PART, b_tile + B_PART)
+        def add(acc, a_tile, b_tile):
+            add_product(acc, a_tile + A_PART, b_tile + B_PART)
             add_steps(acc, a_tile + A_PART, b_tile + B_PART)
-            following(acc, a_tile, b_tile, keep)
 
-        return products
+        return add
 
-    everything = from_product(0)
+    others = in_turn(*(product(*parts) for parts in chosen[1:]))
 
     @device_function
     def slot(acc, a_tile, b_tile, keep):
         wgmma.fence()
         # The smallest products of all steps come first: while the sum is small, the least is truncated.
-        everything(acc, a_tile, b_tile, keep)
+        begin(acc, a_tile + A_FIRST, b_tile + B_FIRST, keep)
+        add_steps(acc, a_tile + A_FIRST, b_tile + B_FIRST)
+        others(acc, a_tile, b_tile)
         wgmma.commit()
 
     return slot
@@ -216,39 +235,27 @@ def step_products(config: WarpgroupConfig, precision: TensorPrecision):
     It adds the minor products to `rests`, and sets `sums` to the leading one. The other parameters are those of
     `slot_products`.
     """
-    A_BYTES, B_BYTES = ROW_BYTES * config.BM, ROW_BYTES * config.BN  # per part of a tile
-    UNIT = 16  # bytes per unit of a descriptor
-    STEP = wgmma.STEP_BYTES // UNIT
     multiply = wgmma.multiply(precision.kind, config.BN)
     lead = wgmma.multiply(precision.kind, config.BN, True)
-    B_PART = precision.parts * A_BYTES // UNIT
+    A_LEAD, B_LEAD = part_places(config, precision, *precision.products[-1])
 
-    @device_function
-    def nothing(acc, a, b):
-        pass
-
-    def from_product(q):
-        if q == len(precision.products) - 1:
-            return nothing
-        a_part, b_part = precision.products[q]
-        A_AT, B_AT = a_part * A_BYTES // UNIT, B_PART + b_part * B_BYTES // UNIT
-        following = from_product(q + 1)
+    def product(a, b):
+        A_PART, B_PART = part_places(config, precision, a, b)
 
         @device_function
-        def products(acc, a, b):
-            multiply(acc, a + A_AT, b + B_AT, True)
-            following(acc, a, b)
+        def add(acc, a_step, b_step):
+            multiply(acc, a_step + A_PART, b_step + B_PART, True)
 
-        return products
+        return add
 
-    minor = from_product(0)
+    minor = in_turn(*(product(*parts) for parts in precision.products[:-1]))
 
     @device_function
     def products(sums, rests, a_tile, b_tile, step):
         a, b = a_tile + step * STEP, b_tile + step * STEP
         wgmma.fence()
         minor(rests, a, b)
-        lead(sums, a, b + B_PART, False)
+        lead(sums, a + A_LEAD, b + B_LEAD, False)
         wgmma.commit()
 
     return products

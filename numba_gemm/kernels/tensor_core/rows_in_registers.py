@@ -31,14 +31,11 @@ from ..stage import require
 from .accumulate import FOLD, STEPS, steps
 from .config import NARROW, ROW_BYTES, ROW_WORDS, NarrowRowsConfig, WarpgroupConfig
 from .epilogue import of_batch, place, sums_store
-from .pipeline import first_slot, ring
+from .pipeline import STEP, UNIT, first_slot, in_turn, ring
 from .precision import TensorPrecision
 from .row_parts import FLOATS, TERMS, WORDS, decompositions, first_floats, pitch_of, row_copies
 from .split_k import share
 from .stage import BARRIER_BYTES, LEFT, WARPGROUP
-
-UNIT = 16  # bytes per unit of a descriptor
-STEP = wgmma.STEP_BYTES // UNIT
 
 
 @lru_cache(maxsize=64)
@@ -55,15 +52,7 @@ def row_products(columns: int, pairs: tuple[tuple[int, int], ...]):
     def product(part, step, fresh=False):
         return wgmma.multiply_rows(columns, part * WORDS + 4 * step, "bf16", fresh)
 
-    @device_function
-    def nothing(sums, words, b):
-        pass
-
-    def from_product(pairs, q, fresh=False):
-        """Make the products from index q on, unrolled by recursion: in a loop, the compiler would wait for each."""
-        if q == len(pairs):
-            return nothing
-        (a, part), following = pairs[q], from_product(pairs, q + 1)
+    def of_slot(a, part, fresh=False):
         first, second, third, fourth = (product(a, step, fresh and step == 0) for step in range(STEPS))
 
         @device_function
@@ -72,7 +61,6 @@ def row_products(columns: int, pairs: tuple[tuple[int, int], ...]):
             second(sums, words, b + (part * PART + STEP), True)
             third(sums, words, b + (part * PART + 2 * STEP), True)
             fourth(sums, words, b + (part * PART + 3 * STEP), True)
-            following(sums, words, b)
 
         return products
 
@@ -85,21 +73,17 @@ def row_products(columns: int, pairs: tuple[tuple[int, int], ...]):
 
         return products
 
-    def minor(step, q):
-        if q == len(pairs) - 1:
-            return nothing
-        (a, part), following = pairs[q], minor(step, q + 1)
+    def of_step(a, part, step):
         multiply = product(a, step)
 
         @device_function
         def products(rests, words, b):
             multiply(rests, words, b + (part * PART + step * STEP), True)
-            following(rests, words, b)
 
         return products
 
     def one_step(step):
-        multiply, others = product(0, step, True), minor(step, 0)
+        multiply, others = product(0, step, True), in_turn(*(of_step(*pair, step) for pair in pairs[:-1]))
 
         @device_function
         def products(sums, rests, words, b):
@@ -110,9 +94,9 @@ def row_products(columns: int, pairs: tuple[tuple[int, int], ...]):
 
         return products
 
-    everything = group(from_product(pairs, 0))
-    lead, rest = group(from_product(pairs[-1:], 0, True)), group(from_product(pairs[:-1], 0))
-    return everything, lead, rest, tuple(one_step(step) for step in range(STEPS))
+    minor = in_turn(*(of_slot(*pair) for pair in pairs[:-1]))
+    everything = group(in_turn(minor, of_slot(*pairs[-1])))
+    return everything, group(of_slot(*pairs[-1], True)), group(minor), tuple(one_step(step) for step in range(STEPS))
 
 
 @lru_cache(maxsize=64)
