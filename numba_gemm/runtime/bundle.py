@@ -1,11 +1,12 @@
 """Bundles: kernels that were compiled on another machine, in one file, as ``.pyc`` files travel beside modules.
 
-Kernels are named by the sources, what they are built for and the compute capability (`kernel_key.portable_key`): if the
-sources have changed, none is found. Bundles are looked up after the user's own files, in this order: the one that
-NUMBA_GEMM_BUNDLE names, the one that was imported into the cache directory, and the one that came with the package.
+Kernels are named by the sources, what they are built for and the compute capability (`kernel_key.portable_key`). A
+bundle of other sources has none that would be found, so it is refused. Bundles are looked up after the user's own
+files, in this order: the one that NUMBA_GEMM_BUNDLE names, the one that was imported into the cache directory, and the
+one that came with the package.
 
-A bundle is a line that says so, a line of JSON with offset and size of each kernel, and the kernels, as
-`kernel_files.packed` makes them.
+A bundle is a line that says so, a line of JSON with the digest of the sources, and offset and size of each kernel, and
+the kernels, as `kernel_files.packed` makes them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .compiler import Cubin
 from .kernel_files import IMPORTED, About, packed, unpacked
 from .kernel_key import versions
 from .private_files import PrivateDirectory, Refused, refusal
+from .sources import SOURCES
 
 __all__ = ["PACKAGED", "contents_of", "export", "import_bundle", "look_up", "read"]
 
@@ -47,7 +49,8 @@ def export(path: Path, kernels: Iterable[tuple[str, str, Cubin, float]]) -> int:
         parts[key] = packed(key, replace(cubin, ptx="", log=""), About(kernel, seconds, made_with))
     sizes = list(map(len, parts.values()))
     starts = accumulate(sizes, initial=0)
-    index = {name: [start, size] for name, start, size in zip(parts, starts, sizes)}
+    places = {name: [start, size] for name, start, size in zip(parts, starts, sizes)}
+    index = {"sources": SOURCES, "kernels": places}
     whole = MAGIC + json.dumps(index).encode() + b"\n" + b"".join(parts.values())
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_bytes(whole)
@@ -76,7 +79,7 @@ _known: dict[Path, tuple[tuple[int, int, int], dict[str, tuple[int, int]], int]]
 
 @contextmanager
 def _opened(path: Path) -> Iterator[_Opened]:
-    """Open a bundle; raises OSError or ValueError if it cannot be read, is broken, or others can change it."""
+    """Open a bundle; raises OSError or ValueError as `read` does."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if path != PACKAGED and (problem := refusal(path, status)) is not None:  # that one is as safe as the sources
@@ -86,9 +89,11 @@ def _opened(path: Path) -> Iterator[_Opened]:
         if known is None or known[0] != state:
             if file.read(len(MAGIC)) != MAGIC:
                 raise ValueError(f"{path} is not a bundle of kernels")
-            places = json.loads(file.readline())
-            if not isinstance(places, dict):
+            index = json.loads(file.readline())
+            if not isinstance(index, dict) or not isinstance(places := index.get("kernels"), dict):
                 raise ValueError(f"{path} has no index; export it again")
+            if index.get("sources") != SOURCES:
+                raise ValueError(f"{path} was made from other sources of numba_gemm; export it again with these")
             known = state, {str(name): (int(start), int(size)) for name, (start, size) in places.items()}, file.tell()
             _known[path] = known
         yield _Opened(file, *known[1:])
@@ -100,7 +105,7 @@ def read(path: Path, name: str) -> Cubin | None:
     Raises
     ------
     OSError, ValueError
-        if the bundle cannot be read, is broken, or others can change it.
+        if the bundle cannot be read, is broken, or of other sources of this package, or others can change it.
     """
     with _opened(path) as opened:
         return opened.kernel(name) if name in opened.places else None
@@ -123,7 +128,7 @@ def look_up(name: str | None) -> Cubin | None:
         except Exception as error:  # whatever a parser says of contents that may be anything
             if advice != NAMED and isinstance(error, FileNotFoundError | NotADirectoryError):
                 continue
-            kernel_files.warn(path, f"the bundle of kernels {path} cannot be read", error, advice, FROM_OTHERS)
+            kernel_files.warn(path, f"the bundle of kernels {path} cannot be used", error, advice, FROM_OTHERS)
     return None
 
 
@@ -147,7 +152,7 @@ def import_bundle(path: Path) -> int:
     RuntimeError
         if the cache is switched off.
     OSError, ValueError
-        if the file is no bundle, is broken, or the directory cannot be written.
+        if the file is no bundle, is broken, or of other sources of this package, or the directory cannot be written.
     """
     place = kernel_files.directory()
     if place is None:

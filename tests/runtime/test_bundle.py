@@ -86,9 +86,14 @@ def test_the_cache_comes_first(place, tmp_path, monkeypatch):
 
 
 def test_other_sources_find_nothing(place, tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMBA_GEMM_BUNDLE", str(export(tmp_path / "b", *CUBINS)))
-    monkeypatch.setattr(kernel_key, "SOURCES", "other")
-    assert found(KERNELS[0]) is None
+    path = export(tmp_path / "b", *CUBINS)
+    monkeypatch.setenv("NUMBA_GEMM_BUNDLE", str(path))
+    for module in (kernel_key, bundle):
+        monkeypatch.setattr(module, "SOURCES", "other")
+    with pytest.raises(ValueError, match="made from other sources of numba_gemm; export it again"):
+        bundle.import_bundle(path)
+    with pytest.warns(private_files.CacheWarning, match="cannot be used .*made from other sources"):
+        assert found(KERNELS[0]) is None
     monkeypatch.setattr(kernel_key, "SOURCES", None)
     assert kernel_key.portable_key(KERNELS[0], CC) is None
 
@@ -114,7 +119,7 @@ BROKEN = {
     "another file": lambda contents: b"PK" + contents,
     "no index": lambda contents: bundle.MAGIC,
     "index of another form": lambda contents: bundle.MAGIC + b"[1]\n",
-    "empty index": lambda contents: bundle.MAGIC + b"[]\n",
+    "empty index": lambda contents: bundle.MAGIC + b"{}\n",
     "cut off": lambda contents: contents[:-1],
     "another byte": lambda contents: contents[:-1] + bytes([contents[-1] ^ 1]),
 }
@@ -127,7 +132,7 @@ def test_a_broken_bundle_warns_once(place, tmp_path, monkeypatch, case):
     with pytest.raises((ValueError, TypeError)):
         bundle.import_bundle(path)
     monkeypatch.setenv("NUMBA_GEMM_BUNDLE", str(path))
-    with pytest.warns(private_files.CacheWarning, match="bundle of kernels .* cannot be read") as caught:
+    with pytest.warns(private_files.CacheWarning, match="bundle of kernels .* cannot be used") as caught:
         assert [found(KERNELS[0]) for _ in range(3)] == [None] * 3
     assert len(caught) == 1
     assert str(caught[0].message).endswith(". Correct or unset NUMBA_GEMM_BUNDLE")

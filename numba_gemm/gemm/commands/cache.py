@@ -40,8 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made_with = " ".join(f"{package}={version}" for package, version in one.made_with.items())
         print(f"{one.kernel:72} {cc:>5} {one.seconds:9.1f} s {one.size / 1000:6.1f} KB {used:10} {made_with}")
     if (place / kernel_files.IMPORTED).is_file():
-        brought = len(bundle.contents_of(place / kernel_files.IMPORTED))
-        print(f"{brought} kernels more in the bundle that was imported, {place / kernel_files.IMPORTED}")
+        try:
+            brought = len(bundle.contents_of(place / kernel_files.IMPORTED))
+        except Exception as error:  # whatever a parser says of contents that may be anything
+            print(f"the bundle that was imported cannot be used: {error}; import one again, or delete it")
+        else:
+            print(f"{brought} kernels more in the bundle that was imported, {place / kernel_files.IMPORTED}")
     total = sum(one.size for one in found)
     count = f"{len(found)} kernel{'' if len(found) == 1 else 's'}"
     print(f"{count}, {total / 1e6:.1f} MB of at most {limit / 1e6:.0f} MB, in {place}")
