@@ -117,9 +117,10 @@ ADDING_LATE = 1.5e-6
 # Tiles whose sums may be divided: those whose times were measured; and terms from which on they may be.
 SPLIT_TILES, SPLIT_TERMS = ((64, 64), (128, 64), (192, 64), (64, 128), (128, 128)), 192
 # Seconds that the first configuration of `fused_decomposition` takes in bf16x6: for the product, for each tile of a
-# multiprocessor, for each term of a sum, and for each term of each tile. Fitted to 180 random products on an H100
-# (docs/experiments.md). Terms take longer if the operands allow no vectors, by how many have a contiguous axis.
-FUSED_PRODUCT, FUSED_TILE, FUSED_TERM, FUSED_TILE_TERM = 1.0e-6, 0.59e-6, 2.9e-9, 12.5e-9
+# multiprocessor, for each term of a sum, and for each term of each tile. Fitted to 180 random products on an H100, and
+# again to 47 on an H200 (docs/experiments.md). Terms take longer if the operands allow no vectors, by how many have a
+# contiguous axis.
+FUSED_PRODUCT, FUSED_TILE, FUSED_TERM, FUSED_TILE_TERM = 1.3e-6, 0.7e-6, 2.9e-9, 11e-9
 FUSED_VECTORS, FUSED_ACCESS = 0.73, (1.55, 1.16, 0.8)
 # Seconds that a warpgroup's kernel takes longer for each element of a tile whose rows in C do not begin at sectors,
 # or that reaches beyond C; and the same with stepwise sums, whose other warpgroup multiplies meanwhile. Fitted to 457

@@ -259,7 +259,7 @@ def test_the_stage_that_was_measured_to_be_faster_is_the_choice(shape, layout, p
 
 @pytest.mark.parametrize(
     ("shape", "precision"),
-    [((152, 408, 1000), "fp16x3"), ((64, 64, 300), "tf32x3"), ((64, 64, 300), "bf16x3"), ((64, 128, 1000), "tf32")],
+    [((300, 512, 900), "fp16x3"), ((64, 64, 300), "tf32x3"), ((64, 64, 300), "bf16x3"), ((64, 128, 1000), "tf32")],
 )
 def test_more_accurate_kernels_must_be_faster_however_little(shape, precision):
     first, *others = ranked(problem(product_of(*shape, "NN"), H100, precision))
