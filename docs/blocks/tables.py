@@ -296,6 +296,6 @@ def special_line(found: Published) -> str:
     own = [row for row in rows if row["precision"] == SUMMARISED[0]]
     slowest = {name: max(row["times_as_long"] for row in own if row["operand"] == name) for name in LINES}
     return (
-        f"`{SUMMARISED[0]}` takes up to {number(slowest['A'], 1)} times as long when rows of A contain NaN or an "
-        f"infinity, and up to {number(slowest['B'], 1)} times when columns of B do."
+        f"`{SUMMARISED[0]}` takes up to {number(slowest['A'], 2)} times as long when rows of A contain NaN or an "
+        f"infinity, and up to {number(slowest['B'], 2)} times when columns of B do."
     )

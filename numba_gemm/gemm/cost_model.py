@@ -77,7 +77,7 @@ PLACE, PLACE_FLOATS, RUN = 23.4, 35.5, 0.294
 # Operations that compensated sums take beside each multiply-add, in `stream_k` and in `thin`; registers per SM; floats
 # that `thin` converts to float64 per clock, and clocks until a lane's sum is added to those of others in float64.
 COMPENSATING, COMPENSATING_LANES, REGISTERS, WIDENED, WIDE_SUM = 0.75, 1.5, 65536, 16, 7
-# Clocks per sum of a thread that a lone block takes longer for a k-tile, in `stream_k` and `thin`; blocks of the first.
+# Clocks per sum of a thread that a lone block's k-tile takes longer, by stage as above; most blocks of `stream_k`.
 COMPENSATING_ALONE, COMPENSATING_ALONE_LANES, MOST_COMPENSATED = 20, 8, 4
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 ROUNDING = 1.0 - 1e-12  # factor of a lower bound, whose sum is rounded in another order than what it bounds

@@ -287,7 +287,7 @@ class TestReadme:
         assert self.run(tensor_folder, place) == 0
         made = (tensor_folder / "README.md").read_text(encoding="utf-8")
         assert made.count(" (2.50)") == 3
-        assert "up to 96.0 times as long when rows of A contain NaN or an infinity, and up to 96.0 times" in made
+        assert "up to 96.00 times as long when rows of A contain NaN or an infinity, and up to 96.00 times" in made
 
     def test_precisions_alone(self, tmp_path):
         """The pages state ratios of contenders that were measured alone, and nothing about turns."""

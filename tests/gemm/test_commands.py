@@ -83,8 +83,7 @@ def test_a_bundle_is_exported_checked_and_imported(compiled, capsys, tmp_path, m
     assert "8 kernels more in the bundle that was imported" in capsys.readouterr().out
     (tmp_path / "cache" / kernel_files.IMPORTED).write_bytes(b"broken")
     assert cache.main([]) == 0
-    assert "imported cannot be used: " in (out := capsys.readouterr().out)
-    assert "is not a bundle of kernels; import one again, or delete it\n0 kernels, 0.0 MB of at most" in out
+    assert "not a bundle of kernels); import one again, or delete it\n0 kernels, 0.0 MB of" in capsys.readouterr().out
 
 
 def test_a_bundle_that_lacks_kernels_differs(compiled, capsys, tmp_path):

@@ -39,13 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         used, cc = time.strftime("%Y-%m-%d", time.localtime(one.used)), f"{one.cc[0]}.{one.cc[1]}"
         made_with = " ".join(f"{package}={version}" for package, version in one.made_with.items())
         print(f"{one.kernel:72} {cc:>5} {one.seconds:9.1f} s {one.size / 1000:6.1f} KB {used:10} {made_with}")
-    if (place / kernel_files.IMPORTED).is_file():
+    if (imported := place / kernel_files.IMPORTED).is_file():
         try:
-            brought = len(bundle.contents_of(place / kernel_files.IMPORTED))
+            print(f"{len(bundle.contents_of(imported))} kernels more in the bundle that was imported, {imported}")
         except Exception as error:  # whatever a parser says of contents that may be anything
-            print(f"the bundle that was imported cannot be used: {error}; import one again, or delete it")
-        else:
-            print(f"{brought} kernels more in the bundle that was imported, {place / kernel_files.IMPORTED}")
+            print(f"the bundle that was imported, {imported}, cannot be used ({error}); import one again, or delete it")
     total = sum(one.size for one in found)
     count = f"{len(found)} kernel{'' if len(found) == 1 else 's'}"
     print(f"{count}, {total / 1e6:.1f} MB of at most {limit / 1e6:.0f} MB, in {place}")

@@ -53,9 +53,8 @@ def ring(slots: int):
     """Make the device functions of a ring of slots, which a warpgroup reads one after another.
 
     ``await_slot(full, i, parity)`` waits until slot i is full, which ends the phase of this parity of its mbarrier.
-    ``give_back(empty, i)`` arrives at the slot's other mbarrier for this warp, if its products alone have read the
-    slot: one lane's arrival orders no loads of the others. ``following(i, parity)`` returns both values for the next
-    slot.
+    ``give_back(empty, i)`` arrives at the slot's other mbarrier for this warp, whose products must be complete: one
+    lane's arrival orders no loads of the others. ``following(i, parity)`` returns both values for the next slot.
     """
 
     @device_function

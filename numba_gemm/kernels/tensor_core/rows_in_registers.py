@@ -103,7 +103,8 @@ def row_products(columns: int, pairs: tuple[tuple[int, int], ...]):
 def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
     """Make a device function ``(total, memory, start, full, empty, i, parity, k_slots, first)``.
 
-    It does what that of `accumulate` does. `first` is the byte offset, in a slot, of a thread's first float.
+    It does what that of `accumulate` does, but each lane arrives at `empty`, since each loads floats of the slot.
+    `first` is the byte offset, in a slot, of a thread's first float.
     """
     BN, PARTS, SLOT, B_START = config.BN, precision.parts, config.slot_bytes(precision), pitch_of(access) * config.BM
     # An element of BF16 is its first part, and its other parts are zero.
@@ -159,7 +160,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
             step3(sums, rests, words, b)
             wait_for_rows(rests, words, 0)
             wait(sums, 0)
-        mbarrier.arrive(uint32(empty + i * BARRIER_BYTES))  # each lane, since each has read floats of the slot
+        mbarrier.arrive(uint32(empty + i * BARRIER_BYTES))  # this lane's loads and products have read the slot
         if STEPWISE:
             add_step(total, sums, rests)
         elif COMPENSATED:

@@ -34,7 +34,7 @@ from ...simulator.switch import device_function, hardware_only
 from ..stage import require
 from .epilogue import for_each_sum, place
 from .pacing import pace
-from .pipeline import first_slot, ring
+from .pipeline import STEP, first_slot, ring
 from .precision import TENSOR_PRECISIONS
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP
 from .tma_stage import PANEL
@@ -167,8 +167,7 @@ def build(config, variant):
         config.slot_bytes(TENSOR_PRECISIONS["tf32"]),
         config.claim,
     )
-    U_BYTES, COLUMN_GROUPS, UNIT = ROW_BYTES * BM, BN // 8, 16  # bytes per unit of a descriptor
-    STEP = wgmma.STEP_BYTES // UNIT
+    U_BYTES, COLUMN_GROUPS = ROW_BYTES * BM, BN // 8
     start_of, load_rows = row_loads(ALONG)
     await_slot, give_back, following = ring(SLOTS)
     store, wait, keep_in_step = sums_store(config, variant), wgmma.waiting_for_rows(BN, HELD), pace(SLOTS)
@@ -265,7 +264,7 @@ def build(config, variant):
                 while s < k_slots:
                     turn(acc, even, odd, memory, start, full, i, parity, first, s > uint32(0))
                     if s > uint32(0):
-                        give_back(empty, last)
+                        give_back(empty, last)  # its lanes' loads have landed: products of them are complete
                     last = i
                     i, parity = following(i, parity)
                     turn(acc, odd, even, memory, start, full, i, parity, first, True)
