@@ -53,7 +53,6 @@ NARROW = 64  # rows and columns up to which tiles may be narrower than those tha
 BYTES_COUNT = 4  # multiply-adds, in the time of the bytes, from which on these make no difference to a choice
 # Terms up to which float32 multiply-adds are considered for a C that is not thin; the same in `ONE_PRODUCT`.
 SHORT_SUM, SHORT_SUM_OF_ONE = 128, 32
-DECOMPOSING = 1.2  # factor by which decomposed operands must be expected to be faster than those of tensor maps
 
 
 def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> Problem:
@@ -92,6 +91,8 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
         prepared=precision in LESS_ACCURATE and any(product.prepared),
         precision=precision,
         tma="" if tma is None else tma.layout,
+        u_sectors=tma is None or (tma.u.row_stride | tma.u_step) % (SECTOR * FLOAT32_BYTES) == 0,
+        v_sectors=tma is None or (tma.v.row_stride | tma.v_step) % (SECTOR * FLOAT32_BYTES) == 0,
         a_dtype=product.a.dtype,
         b_dtype=product.b.dtype,
         cc=gpu.cc,
@@ -169,7 +170,9 @@ def _ranked_tensor(
         before = tensor_heuristics.decomposition_seconds(precision, m, n, k, of_a, matrices, bandwidth)
     at_sectors = wanted.c_sectors and not wanted.by_columns and not wanted.epilogue
     written = (wanted.m, wanted.n, at_sectors) if wanted.cc == WARPGROUPS else None
-    dividing = only is None and tma and k >= LONG_SUM and m * n * matrices <= sm_count * FEW_TILES_ELEMENTS
+    # Sums of operands that tensor maps describe are not divided, and rows that begin within a sector are copied slowly.
+    few_tiles = k >= LONG_SUM and m * n * matrices <= sm_count * FEW_TILES_ELEMENTS
+    decomposing = only is None and tma and (few_tiles or not (wanted.u_sectors and wanted.v_sectors))
     found = [
         Choice(stage, config, partition, False, LAUNCH + (before + seconds) * clock_hz, "", precision)
         for seconds, config, partition in tensor_heuristics.seconds_of(
@@ -182,18 +185,18 @@ def _ranked_tensor(
             sm_count,
             tma,
             bandwidth,
-            None if dividing else most,
+            None if decomposing else most,
             wanted.a_narrow and stage is ROWS,
             written,
             stage is ROWS and not wanted.a_vectors and not wanted.a_narrow,
+            (wanted.u_sectors, wanted.v_sectors),
         )
     ]
     if only is not None or wanted.cc != WARPGROUPS:
         return found[:most]
-    if dividing:
-        # Sums of operands that tensor maps describe are not divided: if few tiles have long ones, decomposing pays.
-        others = [one for one in _ranked_tensor(wanted, PERSISTENT) if one.partition is not None]
-        found = sorted(found + others, key=lambda one: one.clocks * (1.0 if one.partition is None else DECOMPOSING))
+    if decomposing:
+        found += _ranked_tensor(wanted, PERSISTENT)
+        found.sort(key=lambda one: one.clocks)
     if precision == BF16X6 or (precision in LESS_ACCURATE and not wanted.prepared):
         found = _with_more_accurate(found, wanted, most)
     return found[:most]

@@ -48,6 +48,9 @@ class Problem(NamedTuple):
     tma : str
         Layouts of A and B, "NN", "NT" or "TT", if tensor maps can describe them; else empty. Precisions other than
         "tf32" leave it empty.
+    u_sectors, v_sectors : bool
+        True if rows that these tensor maps describe, of `TmaOperands.u` and `v`, begin at sectors of memory, as far as
+        addresses modulo 16 bytes tell.
     a_dtype, b_dtype : str
         Data types of A and B. The model does without them: other attributes are those of operands as kernels read them.
     cc, sm_count, clock_hz, memory_bandwidth
@@ -75,6 +78,8 @@ class Problem(NamedTuple):
     prepared: bool = False
     precision: str = IEEE
     tma: str = ""
+    u_sectors: bool = True
+    v_sectors: bool = True
     a_dtype: str = FLOAT32
     b_dtype: str = FLOAT32
     cc: tuple[int, int] = (9, 0)

@@ -14,7 +14,7 @@ from ..kernels.ladder.stage import LadderStage, compensates
 from ..kernels.product import BFLOAT16, FLOAT32, ITEM_BYTES
 from ..kernels.stage import Partition, Stage
 from ..kernels.tensor_core import TENSOR_PRECISIONS, TensorPrecision
-from ..kernels.tensor_core.stage import LONG_SUM, TensorStage, precision_for
+from ..kernels.tensor_core.stage import LONG_SUM, ROW_WORDS, TensorStage, precision_for
 from ..kernels.tensor_core.tma_stage import TmaStage
 
 __all__ = [
@@ -32,7 +32,7 @@ FIRST = itemgetter(0)
 # with several, with a compensated sum of several, and with one that is stepwise, of six products or nine. Whole tiles
 # are ranked by these.
 RATES: dict[str, dict[tuple[int, int], float]] = {
-    "one": {(128, 256): 600.0, (128, 128): 480.0, (64, 128): 330.0, (64, 64): 220.0},
+    "one": {(128, 256): 690.0, (128, 128): 550.0, (64, 128): 380.0, (64, 64): 250.0},
     "several": {(128, 128): 230.0, (64, 128): 168.0, (64, 64): 115.0},
     "compensated": {(128, 128): 121.0, (64, 128): 91.0, (64, 96): 83.0, (64, 64): 77.0},
     "stepwise": {(128, 128): 98.0, (64, 128): 74.0},
@@ -78,6 +78,9 @@ TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128):
 # Factor by which these tiles take longer if C has up to so many rows or columns: the mean of 26 candidates for 16
 # products on an H200. Factors from 1.15 to 1.5 lead to the same choices for these.
 TMA_THIN, TMA_THIN_EXTENT = 1.2, 32
+# Most requests to the L2 cache per second, as copies by tensor maps make them; and requests for a row of a box, by
+# whether rows begin at sectors. Measured on an H200, at 8192x8192x4096 (docs/experiments.md).
+TMA_REQUESTS, TMA_ROW = 135e9, {True: 1.0, False: 2.7}
 # TFLOP/s of an H200 at 16384 cubed, decomposition included; of short sums at 4096x4096x768.
 SPEEDS = {
     "bf16x6_stepwise": 76.0,
@@ -194,6 +197,7 @@ def seconds_of(
     narrow_a: bool = False,
     written: tuple[int, int, bool] | None = None,
     floats: bool = False,
+    sectors: tuple[bool, bool] = (True, True),
 ) -> list[tuple[float, Any, Partition | None]]:
     """Return expected seconds of the multiplication, configuration and partition, the best first; the `most` best.
 
@@ -202,7 +206,8 @@ def seconds_of(
     byte/s, the seconds include the zeros that are written to fill the tiles of decomposed operands. If `narrow_a`, the
     stage reads an A of BF16 as it is. With `written`, the rows and columns of C and whether its rows begin at
     sectors, they include what a warpgroup's kernel takes longer for elements that it writes one by one: all, or those
-    of tiles that reach beyond C. If `floats`, `rows_in_registers` copies A float by float.
+    of tiles that reach beyond C. If `floats`, `rows_in_registers` copies A float by float. `sectors` tell whether rows
+    of the two operands that tensor maps describe begin at sectors.
     """
     transposed = tma == "NN" and isinstance(stage, TmaStage)
     rows, cols = (n, m) if transposed else (m, n)
@@ -225,6 +230,8 @@ def seconds_of(
     several = decomposed and len(own.products) > 1 and (whole_rows or not own.stepwise)
     few_rounds = FEW_ROUNDS if several else 1
     most_rounds = few_rounds if matrices == 1 and not narrow_a else 1  # others were slower, or have not been timed
+    row_boxes = -(-k // ROW_WORDS) / TMA_REQUESTS if isinstance(stage, TmaStage) else 0.0
+    u_row, v_row = (row_boxes * TMA_ROW[one] for one in sectors)  # least seconds of copies of a tile's row
     whole, divided = [], []
     for config, BM, BN, area, flops_per_s, slower, few_slower, end, one_by_one, divisible in rated:
         down, across = -(-rows // BM), -(-cols // BN)
@@ -238,8 +245,9 @@ def seconds_of(
             if some:  # partial sums, of divided ones, begin at sectors
                 other += one_by_one * -(-some // sm_count)
         copying = ROWS_FLOATS[BM] if floats else thin
-        expected = copying * (other + rounds * (few_summing if rounds <= few_rounds else summing))
-        whole.append((copying * (other + rounds * flops / flops_per_s), expected, config, None))
+        requests = tiles * (BM * u_row + BN * v_row)
+        expected = copying * (other + max(requests, rounds * (few_summing if rounds <= few_rounds else summing)))
+        whole.append((copying * (other + max(requests, rounds * flops / flops_per_s)), expected, config, None))
         if not divisible or k < SPLIT_TERMS or rounds > most_rounds or tiles > FULL * rounds * sm_count:
             continue
         before, others = 0, filling + adding

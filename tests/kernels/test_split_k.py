@@ -456,7 +456,7 @@ def test_sums_are_divided_if_few_tiles_have_long_ones(precision, extents, divide
 @pytest.mark.parametrize(
     ("extents", "layouts", "divided"), [((116, 986, 2995), "TT", True), ((1845, 5, 8825), "NN", False)]
 )
-def test_operands_in_tf32_are_decomposed_if_that_is_sooner_by_a_fifth(monkeypatch, extents, layouts, divided):
+def test_operands_in_tf32_are_decomposed_if_that_is_sooner(monkeypatch, extents, layouts, divided):
     monkeypatch.setattr(precisions, "SIMULATOR", False)
     choice = heuristics.choose(Problem(*extents, precision="tf32", tma=layouts))
     assert (choice.stage.name == "persistent") == divided
@@ -583,7 +583,7 @@ def test_operands_of_tensor_maps_are_decomposed_if_that_divides_long_sums(monkey
     )
     assert heuristics.best(wanted)._replace(reason=choice.reason) == choice
     maps = heuristics.named("tf32_tma", wanted)
-    assert (choice.clocks * heuristics.DECOMPOSING < maps.clocks) == divided
+    assert (choice.clocks < maps.clocks) == divided
     assert ("operands decomposed first" in choice.reason) == divided
     assert heuristics.ranked(wanted)[0].selected == choice.selected
 
