@@ -351,7 +351,7 @@ def test_rows_of_tensor_maps_that_begin_at_sectors(layout, pitches, expected):
     assert found.tma == layout
     assert (found.u_sectors, found.v_sectors) == expected
     found = problem(Product(a, b, dense("N", 300, 61)), H100, "bf16x6")
-    assert found.u_sectors and found.v_sectors  # no tensor maps
+    assert (found.u_sectors, found.v_sectors) == (True, True)  # no tensor maps
 
 
 # Microseconds of `fused_decomposition` as measured on an H100, with operands that are copied by floats.
