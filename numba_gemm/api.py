@@ -74,8 +74,8 @@ def tiled_sgemm(
         and column) are less accurate for sums of one sign; "bf16x3" (two BF16) keeps 16 bits of each element; "tf32"
         and "bf16" round the elements. On 9.0, "bf16x6" also has compensated float32 sums, for small and thin products.
         A less accurate precision is computed in "bf16x6", or "tf32" and "bf16" in "ieee", if expected to be faster.
-        "fp32_auto" is the fastest precision whose stated error and range are no worse than those of "ieee", if no
-        element but 0 is below 2^-109. A named stage computes in its own `Stage.precisions` only. Names of JAX, PyTorch
+        "fp32_auto" is "bf16x6" on 9.0 from K = 128 on, where that is expected to be faster, else "ieee": as accurate
+        as "ieee" if no element but 0 is below 2^-109 and sums are well above 2^-126. A named stage computes in its own `Stage.precisions` only. Names of JAX, PyTorch
         and cuBLAS for the same arithmetic are accepted, too. See docs/precision.md.
     stream : optional
         Stream to run on: a stream of Numba, CuPy or PyTorch, an object with ``__cuda_stream__``, or a handle. By
@@ -86,8 +86,8 @@ def tiled_sgemm(
         *epilogue_args)``, where `value` is an element of ``alpha * A @ B + beta * C``. A Python function that Numba can
         compile, or one made by ``@cuda.jit(device=True)``. Numbers, small arrays, functions and modules that it finds
         in globals and closures are compiled in as they are at the call; pass numbers that change as `epilogue_args`,
-        since each content is a kernel of its own that stays loaded. A function that finds anything else, such as a
-        list, stays as it was at its first call. See docs/how_to/batches_and_epilogues.md.
+        since each content is a kernel of its own that stays loaded. Arrays of more than 64 KB stay as they were at the
+        first call; lists and dictionaries do not compile. See docs/how_to/batches_and_epilogues.md.
     epilogue_args : sequence of arrays of shape (elements,), float32
         Vectors for the epilogue, of the same library, with any strides, in other memory than `out`. It may only read
         them, within their bounds; a GPU checks neither.

@@ -143,7 +143,7 @@ def precompile(
         True to compile the kernels that `autotune` chose on the GPUs that are present, too.
     jobs : int, optional
         Processes that compile in parallel. By default NUMBA_GEMM_JOBS, or the number of cores, at most 16 and
-        one for each GB of available memory.
+        one more than the GB of available memory.
     progress : bool, optional
         True to print each kernel to the standard error stream, or, on a terminal, how many are done. By default, on
         a terminal only.

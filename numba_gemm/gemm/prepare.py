@@ -38,12 +38,12 @@ def prepare(
     Parameters
     ----------
     array : array of shape (K, N) or, for side "a", (M, K); float32
-        A matrix in device memory, with any strides. It is not copied: products read it wherever their result is NaN or
-        infinity, so it must stay as it is.
+        A matrix in device memory, with any strides. It is not copied: products read it where sums are NaN, or 2**126 or
+        more in magnitude, so it must stay as it is.
     precision : str
         Precision of the products, see `tiled_sgemm`. There are no parts for "ieee", for "fp32_auto" where that always
-        stands for "ieee", and for "tf32" on compute capability 9.0, which reads operands as they are: products then
-        take the array itself.
+        stands for "ieee", and for "tf32" on compute capability 9.0, which reads most operands as they are: products
+        then take the array itself.
     side : str
         Operand of the products that it will be: "b" or "a".
     stream : optional

@@ -60,7 +60,7 @@ def launchable(
         Tile configuration; by default, the stage's first one.
     contiguous : bool
         True for C-contiguous arrays that begin at a multiple of 16 bytes, as those that Numba allocates. If `n` and `k`
-        are multiples of 4, the kernel then uses 128-bit accesses. False for arrays of any strides.
+        are multiples of 4, stages from `vectorized` on then use 128-bit accesses. False for arrays of any strides.
     blocks : int, optional
         Number of blocks that share the tiles of C equally, in `basic_stream_k`, `stream_k` and `thin`. Tiles may then
         be divided along k; the kernel keeps a workspace for the partial sums, and two of its launches must not run at
