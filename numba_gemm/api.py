@@ -75,8 +75,9 @@ def tiled_sgemm(
         and "bf16" round the elements. On 9.0, "bf16x6" also has compensated float32 sums, for small and thin products.
         A less accurate precision is computed in "bf16x6", or "tf32" and "bf16" in "ieee", if expected to be faster.
         "fp32_auto" is "bf16x6" on 9.0 from K = 128 on, where that is expected to be faster, else "ieee": as accurate
-        as "ieee" if no element but 0 is below 2^-109 and sums are well above 2^-126. A named stage computes in its own `Stage.precisions` only. Names of JAX, PyTorch
-        and cuBLAS for the same arithmetic are accepted, too. See docs/precision.md.
+        as "ieee" if no element but 0 is below 2^-109 and sums are well above 2^-126. A named stage computes in its own
+        `Stage.precisions` only. Names of JAX, PyTorch and cuBLAS for the same arithmetic are accepted, too. See
+        docs/precision.md.
     stream : optional
         Stream to run on: a stream of Numba, CuPy or PyTorch, an object with ``__cuda_stream__``, or a handle. By
         default the current stream of the arrays' library; for Numba arrays and ``__cuda_array_interface__`` the first

@@ -56,7 +56,10 @@ def parser() -> Parser:
     add_dtype(made)
     made.add_argument("--recorded", action="store_true", help="the kernels that autotune chose here, too")
     made.add_argument(
-        "--jobs", type=at_least_one, metavar="N", help="processes (default: NUMBA_GEMM_JOBS, or the number of cores, at most 16)"
+        "--jobs",
+        type=at_least_one,
+        metavar="N",
+        help="processes (default: NUMBA_GEMM_JOBS, or the number of cores, at most 16)",
     )
     files = made.add_mutually_exclusive_group()
     files.add_argument("--export", type=Path, metavar="FILE", help="write the kernels to a bundle")
