@@ -186,16 +186,11 @@ else:
     from numba.cuda.extending import intrinsic
 
     from .matrix import BYTE_POINTER, MatrixType, element_address
+    from .ptx import FLOAT, LONG, NOTHING, WORD, inline
 
-    BIT, WORD, LONG, FLOAT = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
+    BIT = ir.IntType(1)
     FLOAT4 = ir.VectorType(FLOAT, 4)
     LANES = tuple(ir.Constant(WORD, i) for i in range(4))
-    NOTHING = ir.VoidType()
-
-    def inline(builder, result, operands, code, constraints):
-        """Emit inline PTX that the compiler must keep in place."""
-        function = ir.FunctionType(result, [operand.type for operand in operands])
-        return builder.asm(function, code, constraints, operands, side_effect=True)
 
     @intrinsic
     def shared_address(typingctx, array):

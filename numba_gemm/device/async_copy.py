@@ -85,8 +85,7 @@ else:
     from numba.cuda.extending import intrinsic
 
     from .matrix import BYTE_POINTER, GLOBAL_BYTE_POINTER, element_address
-
-    WORD = ir.IntType(32)
+    from .ptx import NOTHING, WORD, inline, instruction
 
     def shared_address(context, builder, tile_type, tile, row, col):
         """32-bit address in shared memory of ``tile[row, col]``."""
@@ -119,18 +118,9 @@ else:
     cp_async8 = copy(8, "ca")
     cp_async16 = copy(16, "cg")
 
-    def statement(builder, code):
-        builder.asm(ir.FunctionType(ir.VoidType(), []), code, "~{memory}", [], side_effect=True)
-
-    @intrinsic
-    def commit_group(typingctx):
+    @instruction(types.void(), "cp.async.commit_group;")
+    def commit_group():
         """Close the group of copies started since the last call."""
-
-        def codegen(context, builder, signature, args):
-            statement(builder, "cp.async.commit_group;")
-            return context.get_dummy_value()
-
-        return types.void(), codegen
 
     @intrinsic
     def wait_group(typingctx, newest):
@@ -139,7 +129,7 @@ else:
             raise TypingError("wait_group takes a constant number of groups")
 
         def codegen(context, builder, signature, args):
-            statement(builder, f"cp.async.wait_group {newest.literal_value};")
+            inline(builder, NOTHING, [], f"cp.async.wait_group {newest.literal_value};", "~{memory}")
             return context.get_dummy_value()
 
         return types.void(newest), codegen

@@ -11,19 +11,13 @@ from __future__ import annotations
 from ..simulator.switch import SIMULATOR
 
 if not SIMULATOR:
-    from llvmlite import ir
     from numba.cuda import types
-    from numba.cuda.extending import intrinsic
 
-    from .address import inline
+    from .ptx import instruction
 
-    @intrinsic
-    def bulk_load(typingctx, to, source, count, barrier):
+    @instruction(
+        types.void(types.uint32, types.int64, types.uint32, types.uint32),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+    )
+    def bulk_load(to, source, count, barrier):
         """Start copying `count` bytes from an address in global memory to one in shared memory."""
-        code = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
-
-        def codegen(context, builder, signature, args):
-            inline(builder, ir.VoidType(), args, code, "r,l,r,r,~{memory}")
-            return context.get_dummy_value()
-
-        return types.void(types.uint32, types.int64, types.uint32, types.uint32), codegen

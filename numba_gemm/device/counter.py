@@ -22,34 +22,17 @@ if SIMULATOR:
 
 else:
     from numba.cuda import types
-    from numba.cuda.extending import intrinsic
 
-    from .address import NOTHING, WORD, inline
+    from .ptx import instruction
 
-    @intrinsic
-    def add_to_counter(typingctx, counter, count):
+    @instruction(types.int32(types.int64, types.int32), "atom.relaxed.gpu.global.add.u32 $0, [$1], $2;", "")
+    def add_to_counter(counter, count):
         """Add to the counter at an address; return what it held before."""
 
-        def codegen(context, builder, signature, args):
-            return inline(builder, WORD, args, "atom.relaxed.gpu.global.add.u32 $0, [$1], $2;", "=r,l,r")
-
-        return types.int32(types.int64, types.int32), codegen
-
-    @intrinsic
-    def read_counter(typingctx, counter):
+    @instruction(types.int32(types.int64), "ld.relaxed.gpu.global.u32 $0, [$1];", "")
+    def read_counter(counter):
         """Read the counter at an address."""
 
-        def codegen(context, builder, signature, args):
-            return inline(builder, WORD, args, "ld.relaxed.gpu.global.u32 $0, [$1];", "=r,l")
-
-        return types.int32(types.int64), codegen
-
-    @intrinsic
-    def clear_counter(typingctx, counter):
+    @instruction(types.void(types.int64), "st.relaxed.gpu.global.u32 [$0], 0;", "")
+    def clear_counter(counter):
         """Set the counter at an address to zero."""
-
-        def codegen(context, builder, signature, args):
-            inline(builder, NOTHING, args, "st.relaxed.gpu.global.u32 [$0], 0;", "l")
-            return context.get_dummy_value()
-
-        return types.void(types.int64), codegen

@@ -27,7 +27,7 @@ else:
     from numba.cuda import cgutils, types
     from numba.cuda.extending import intrinsic
 
-    from .address import NOTHING, WORD, inline
+    from .ptx import NOTHING, WORD, inline
     from .units import OVERLAPPING
 
     def _target(builder):

@@ -40,9 +40,8 @@ if SIMULATOR:
 else:
     from numba import cuda, uint32
     from numba.cuda import types
-    from numba.cuda.extending import intrinsic
 
-    from .address import FLOAT, WORD, inline
+    from .ptx import instruction
 
     def _in_any_lane(condition):
         """Return whether a condition holds for any lane of the warp, which must all take part."""
@@ -50,21 +49,14 @@ else:
 
     in_step = device_function(_in_any_lane)
 
-    @intrinsic
-    def pinned(typingctx, value):
+    @instruction(
+        types.uint32(types.uint32),
+        "{ .reg .b32 lane; mov.u32 lane, %laneid; shfl.sync.idx.b32 $0, $1, lane, 31, 0xffffffff; }",
+        "",
+    )
+    def pinned(value):
         """Return the 32-bit value unchanged; the compiler must keep it and cannot recompute it."""
-        code = "{ .reg .b32 lane; mov.u32 lane, %laneid; shfl.sync.idx.b32 $0, $1, lane, 31, 0xffffffff; }"
 
-        def codegen(context, builder, signature, args):
-            return inline(builder, WORD, args, code, "=r,r")
-
-        return types.uint32(types.uint32), codegen
-
-    @intrinsic
-    def product(typingctx, x, y):
+    @instruction(types.float32(types.float32, types.float32), "mul.rn.f32 $0, $1, $2;", "")
+    def product(x, y):
         """Return ``x * y``, which the compiler must compute in place."""
-
-        def codegen(context, builder, signature, args):
-            return inline(builder, FLOAT, args, "mul.rn.f32 $0, $1, $2;", "=f,f,f")
-
-        return types.float32(types.float32, types.float32), codegen

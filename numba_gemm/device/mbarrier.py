@@ -18,62 +18,30 @@ if not SIMULATOR:
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    from .address import inline
+    from .ptx import inline, instruction
 
-    NOTHING = ir.VoidType()
-
-    @intrinsic
-    def initialise(typingctx, barrier, arrivals):
+    @instruction(types.void(types.uint32, types.uint32), "mbarrier.init.shared::cta.b64 [$0], $1;")
+    def initialise(barrier, arrivals):
         """Set up the barrier at an address in shared memory; its phases end after `arrivals` arrivals."""
 
-        def codegen(context, builder, signature, args):
-            inline(builder, NOTHING, args, "mbarrier.init.shared::cta.b64 [$0], $1;", "r,r,~{memory}")
-            return context.get_dummy_value()
-
-        return types.void(types.uint32, types.uint32), codegen
-
-    @intrinsic
-    def initialised(typingctx):
+    @instruction(types.void(), "fence.mbarrier_init.release.cluster;")
+    def initialised():
         """Make the barriers that this thread has set up visible to copies; a barrier of all threads must follow."""
 
-        def codegen(context, builder, signature, args):
-            inline(builder, NOTHING, [], "fence.mbarrier_init.release.cluster;", "~{memory}")
-            return context.get_dummy_value()
-
-        return types.void(), codegen
-
-    @intrinsic
-    def expect(typingctx, barrier, count):
+    @instruction(
+        types.void(types.uint32, types.uint32),
+        "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [$0], $1; }",
+    )
+    def expect(barrier, count):
         """Arrive, and make the phase wait for `count` more bytes."""
-        code = "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [$0], $1; }"
 
-        def codegen(context, builder, signature, args):
-            inline(builder, NOTHING, args, code, "r,r,~{memory}")
-            return context.get_dummy_value()
-
-        return types.void(types.uint32, types.uint32), codegen
-
-    @intrinsic
-    def arrive(typingctx, barrier):
+    @instruction(types.void(types.uint32), "{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [$0]; }")
+    def arrive(barrier):
         """Arrive; for threads that wait, the earlier reads and writes of this thread are then complete."""
-        code = "{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [$0]; }"
 
-        def codegen(context, builder, signature, args):
-            inline(builder, NOTHING, args, code, "r,~{memory}")
-            return context.get_dummy_value()
-
-        return types.void(types.uint32), codegen
-
-    @intrinsic
-    def arrive_after_copies(typingctx, barrier):
+    @instruction(types.void(types.uint32), "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];")
+    def arrive_after_copies(barrier):
         """Arrive as soon as the earlier `cp.async` copies of this thread have landed."""
-        code = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];"
-
-        def codegen(context, builder, signature, args):
-            inline(builder, NOTHING, args, code, "r,~{memory}")
-            return context.get_dummy_value()
-
-        return types.void(types.uint32), codegen
 
     @intrinsic
     def ended(typingctx, barrier, parity):

@@ -18,14 +18,15 @@ PTX ISA: "mma.sync", "ldmatrix", "cvt.rn.bf16x2.f32". `load4` has no simulator t
 
 from __future__ import annotations
 
-from ..simulator.switch import SIMULATOR
+import numpy as np
+from numba import uint32
+
+from ..simulator.switch import SIMULATOR, device_function
 
 INSTRUCTIONS = {"tf32": "m16n8k8.row.col.f32.tf32.tf32", "bf16": "m16n8k16.row.col.f32.bf16.bf16"}
 INSTRUCTIONS["f16"] = "m16n8k16.row.col.f32.f16.f16"
 
 if SIMULATOR:
-    import numpy as np
-
     from ..simulator.scheduler import current_thread, exchange
     from ..simulator.tensor_core import add_products
     from .narrow import bf16
@@ -34,14 +35,6 @@ if SIMULATOR:
         """Round two floats to BF16 and pack them into a word, the first in its lower half."""
         low, high = (bf16(value).view(np.uint32) for value in (low, high))
         return low >> np.uint32(16) | high
-
-    def bf16_floats(word):
-        """Return the two BF16 of a word as floats, that in its lower half first."""
-        return tuple(np.uint32(half).view(np.float32) for half in (int(word) << 16 & 0xFFFFFFFF, word & 0xFFFF0000))
-
-    def word_of(value):
-        """Return the bits of a float."""
-        return np.float32(value).view(np.uint32)
 
     def _narrow(words, kind):
         """Numbers in an array of 32-bit words, in float64; the lower 13 bits of TF32 are ignored."""
@@ -80,36 +73,11 @@ else:
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    from .address import FLOAT, WORD, inline
+    from .ptx import FLOAT, WORD, inline, instruction
 
-    @intrinsic
-    def bf16_word(typingctx, low, high):
+    @instruction(types.uint32(types.float32, types.float32), "cvt.rn.bf16x2.f32 $0, $2, $1;", "")
+    def bf16_word(low, high):
         """Round two floats to BF16 and pack them into a word, the first in its lower half."""
-
-        def codegen(context, builder, signature, args):
-            return inline(builder, WORD, args, "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f")
-
-        return types.uint32(types.float32, types.float32), codegen
-
-    @intrinsic
-    def bf16_floats(typingctx, word):
-        """Return the two BF16 of a word as floats, that in its lower half first."""
-
-        def codegen(context, builder, signature, args):
-            halves = builder.shl(args[0], ir.Constant(WORD, 16)), builder.and_(args[0], ir.Constant(WORD, 0xFFFF0000))
-            floats = [builder.bitcast(half, FLOAT) for half in halves]
-            return context.make_tuple(builder, signature.return_type, floats)
-
-        return types.UniTuple(types.float32, 2)(types.uint32), codegen
-
-    @intrinsic
-    def word_of(typingctx, value):
-        """Return the bits of a float."""
-
-        def codegen(context, builder, signature, args):
-            return builder.bitcast(args[0], WORD)
-
-        return types.uint32(types.float32), codegen
 
     @intrinsic
     def load4(typingctx, address):
@@ -152,3 +120,9 @@ else:
             return floats(floats, *words), codegen
 
         return product
+
+
+@device_function
+def bf16_floats(word):
+    """Return the two BF16 of a word as floats, that in its lower half first."""
+    return uint32(word << uint32(16)).view(np.float32), uint32(word & uint32(0xFFFF0000)).view(np.float32)

@@ -12,19 +12,13 @@ from ..simulator.switch import SIMULATOR
 
 if not SIMULATOR:
     from numba.cuda import types
-    from numba.cuda.extending import intrinsic
 
-    from .address import NOTHING, inline
+    from .ptx import instruction
 
-    def _statement(code):
-        def declare(typingctx, number, threads):
-            def codegen(context, builder, signature, args):
-                inline(builder, NOTHING, args, code, "r,r,~{memory}").attributes.add("convergent")
-                return context.get_dummy_value()
+    @instruction(types.void(types.uint32, types.uint32), "bar.sync $0, $1;", convergent=True)
+    def arrive_and_wait(number, threads):
+        """Arrive, and wait until so many threads have arrived."""
 
-            return types.void(types.uint32, types.uint32), codegen
-
-        return intrinsic(declare)
-
-    arrive_and_wait = _statement("bar.sync $0, $1;")
-    arrive = _statement("bar.arrive $0, $1;")
+    @instruction(types.void(types.uint32, types.uint32), "bar.arrive $0, $1;", convergent=True)
+    def arrive(number, threads):
+        """Arrive."""

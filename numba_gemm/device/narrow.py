@@ -17,10 +17,12 @@ PTX ISA: "cvt.rna.tf32.f32", "cvt.rn.bf16.f32" (compute capability 8.0 and up), 
 
 from __future__ import annotations
 
-from ..simulator.switch import SIMULATOR
+import numpy as np
+from numba import int32, uint32
+
+from ..simulator.switch import SIMULATOR, device_function
 
 if SIMULATOR:
-    import numpy as np
 
     def _bits(value):
         return int((value if type(value) is np.float32 else np.float32(value)).view(np.uint32))
@@ -50,14 +52,6 @@ if SIMULATOR:
         with np.errstate(over="ignore"):
             return np.float32(np.float16(value))
 
-    def exponent(value):
-        """Binary logarithm of a positive float, rounded down; -127 for 0 and subnormals, 128 for infinity."""
-        return np.int32((_bits(value) >> 23 & 0xFF) - 127)
-
-    def power(logarithm):
-        """Return 2 to the power of an integer from -126 to 127."""
-        return _float(int(logarithm) + 127 << 23)
-
     def pair_f16(low, high):
         """Pack two F16 into a word, the first in its lower half."""
         return np.array([low, high], np.float16).view(np.float32)[0]
@@ -71,16 +65,14 @@ else:
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    from .address import WORD, inline
+    from .ptx import WORD, instruction
 
     def _rounding(code):
-        def declare(typingctx, value):
-            def codegen(context, builder, signature, args):
-                return inline(builder, ir.FloatType(), args, code, "=f,f")
+        @instruction(types.float32(types.float32), code, "")
+        def rounded(value):
+            """Round a float."""
 
-            return types.float32(types.float32), codegen
-
-        return intrinsic(declare)
+        return rounded
 
     tf32 = _rounding(
         "{ .reg .b32 bits; .reg .pred none; cvt.rna.tf32.f32 bits, $1; setp.nan.f32 none, $1, $1; "
@@ -106,34 +98,12 @@ else:
 
         return types.float32(types.float32), codegen
 
-    @intrinsic
-    def exponent(typingctx, value):
-        """Binary logarithm of a positive float, rounded down; -127 for 0 and subnormals, 128 for infinity."""
-
-        def codegen(context, builder, signature, args):
-            bits = builder.lshr(builder.bitcast(args[0], WORD), ir.Constant(WORD, 23))
-            return builder.sub(builder.and_(bits, ir.Constant(WORD, 0xFF)), ir.Constant(WORD, 127))
-
-        return types.int32(types.float32), codegen
-
-    @intrinsic
-    def power(typingctx, logarithm):
-        """Return 2 to the power of an integer from -126 to 127."""
-
-        def codegen(context, builder, signature, args):
-            bits = builder.shl(builder.add(args[0], ir.Constant(WORD, 127)), ir.Constant(WORD, 23))
-            return builder.bitcast(bits, ir.FloatType())
-
-        return types.float32(types.int32), codegen
-
     def _pairing(code):
-        def declare(typingctx, low, high):
-            def codegen(context, builder, signature, args):
-                return inline(builder, ir.FloatType(), args, code, "=f,f,f")
+        @instruction(types.float32(types.float32, types.float32), code, "")
+        def paired(low, high):
+            """Pack two numbers into a word, the first in its lower half."""
 
-            return types.float32(types.float32, types.float32), codegen
-
-        return intrinsic(declare)
+        return paired
 
     pair = _pairing(
         "{ .reg .b32 first, second; mov.b32 first, $1; mov.b32 second, $2; prmt.b32 first, first, second, 0x7632; "
@@ -142,3 +112,15 @@ else:
     pair_f16 = _pairing(
         "{ .reg .b16 first, second; cvt.rn.f16.f32 first, $1; cvt.rn.f16.f32 second, $2; mov.b32 $0, {first, second}; }"
     )
+
+
+@device_function
+def exponent(value):
+    """Binary logarithm of a positive float, rounded down; -127 for 0 and subnormals, 128 for infinity."""
+    return int32(int32(value.view(np.uint32) >> uint32(23) & uint32(0xFF)) - int32(127))
+
+
+@device_function
+def power(logarithm):
+    """Return 2 to the power of an integer from -126 to 127."""
+    return uint32(uint32(logarithm + int32(127)) << uint32(23)).view(np.float32)

@@ -87,12 +87,9 @@ else:
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    WORD, LONG, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
-    PARTITION = types.NamedUniTuple(types.int64, len(FIELDS), PartitionArguments)
+    from .ptx import FLOAT, LONG, NOTHING, WORD, inline
 
-    def _asm(builder, result, operands, code, constraints):
-        function = ir.FunctionType(result, [operand.type for operand in operands])
-        return builder.asm(function, code, constraints, operands, side_effect=True)
+    PARTITION = types.NamedUniTuple(types.int64, len(FIELDS), PartitionArguments)
 
     def counter_address(builder, partition, tile):
         """Return the address of a counter."""
@@ -109,7 +106,7 @@ else:
 
         def codegen(context, builder, signature, args):
             code = "atom.acq_rel.gpu.global.add.u32 $0, [$1], 1;"
-            before = _asm(builder, WORD, [counter_address(builder, *args)], code, "=r,l,~{memory}")
+            before = inline(builder, WORD, [counter_address(builder, *args)], code, "=r,l,~{memory}")
             return builder.zext(before, LONG)
 
         return types.int64(partition, types.int64), codegen
@@ -120,7 +117,7 @@ else:
 
         def codegen(context, builder, signature, args):
             code = "st.relaxed.gpu.global.u32 [$0], 0;"
-            _asm(builder, ir.VoidType(), [counter_address(builder, *args)], code, "l,~{memory}")
+            inline(builder, NOTHING, [counter_address(builder, *args)], code, "l,~{memory}")
             return context.get_dummy_value()
 
         return types.void(partition, types.int64), codegen
@@ -134,13 +131,8 @@ else:
 
         def codegen(context, builder, signature, args):
             partition, index, value = args
-            _asm(
-                builder,
-                ir.VoidType(),
-                [_place(builder, partition, index), value],
-                "st.global.cg.f32 [$0], $1;",
-                "l,f,~{memory}",
-            )
+            place = _place(builder, partition, index)
+            inline(builder, NOTHING, [place, value], "st.global.cg.f32 [$0], $1;", "l,f,~{memory}")
             return context.get_dummy_value()
 
         return types.void(partition, types.int64, types.float32), codegen
@@ -151,7 +143,7 @@ else:
 
         def codegen(context, builder, signature, args):
             # bypasses the L1 cache, which other blocks' writes do not reach
-            return _asm(builder, FLOAT, [_place(builder, *args)], "ld.global.cg.f32 $0, [$1];", "=f,l,~{memory}")
+            return inline(builder, FLOAT, [_place(builder, *args)], "ld.global.cg.f32 $0, [$1];", "=f,l,~{memory}")
 
         return types.float32(partition, types.int64), codegen
 
@@ -268,30 +260,23 @@ def row_partial(columns, threads, sums):
         store_partial(partition, at + (i * columns + j + 3) * threads, acc[i, j + 3])
 
     @device_function
-    def store_row(partition, slot, tid, acc, i):
-        at = slot * sums + int64(tid)
-        store4(partition, at, acc, i)
-        if columns >= 8:
-            store4(partition, at, acc, i, 4)
-        if columns == 16:
-            store4(partition, at, acc, i, 8)
-            store4(partition, at, acc, i, 12)
-
-    @device_function
-    def load_row(partition, slot, tid, values, i):
-        at = slot * sums + int64(tid)
-        load4(partition, at, values, i)
-        if columns >= 8:
-            load4(partition, at, values, i, 4)
-        if columns == 16:
-            load4(partition, at, values, i, 8)
-            load4(partition, at, values, i, 12)
-
-    @device_function
     def load4(partition, at, values, i, j=0):
         values[i, j] = load_partial(partition, at + (i * columns + j) * threads)
         values[i, j + 1] = load_partial(partition, at + (i * columns + j + 1) * threads)
         values[i, j + 2] = load_partial(partition, at + (i * columns + j + 2) * threads)
         values[i, j + 3] = load_partial(partition, at + (i * columns + j + 3) * threads)
 
-    return store_row, load_row
+    def by_fours(four):
+        @device_function
+        def row(partition, slot, tid, values, i):
+            at = slot * sums + int64(tid)
+            four(partition, at, values, i)
+            if columns >= 8:
+                four(partition, at, values, i, 4)
+            if columns == 16:
+                four(partition, at, values, i, 8)
+                four(partition, at, values, i, 12)
+
+        return row
+
+    return by_fours(store4), by_fours(load4)

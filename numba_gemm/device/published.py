@@ -75,8 +75,8 @@ else:
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    from .address import FLOAT, NOTHING, WORD, inline
     from .partition import counter_address
+    from .ptx import FLOAT, NOTHING, WORD, inline
 
     @intrinsic
     def missing(typingctx, value):

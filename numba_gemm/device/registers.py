@@ -18,7 +18,7 @@ if not SIMULATOR:
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    from .address import inline
+    from .ptx import inline
 
     def _setting(direction):
         def declare(typingctx, count):

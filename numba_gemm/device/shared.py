@@ -19,7 +19,6 @@ if SIMULATOR:
         return flat[start : start + rows * cols].reshape(rows, cols)
 
 else:
-    from llvmlite import ir
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
@@ -33,18 +32,15 @@ else:
             base = context.make_array(signature.args[0])(context, builder, flat)
             view = context.make_array(matrix_type)(context, builder)
             row_stride = builder.mul(cols, base.itemsize)
-            word = base.itemsize.type
-            view.data = builder.gep(base.data, [start])
-            view.shape = builder.insert_value(
-                builder.insert_value(ir.Constant(ir.ArrayType(word, 2), ir.Undefined), rows, 0), cols, 1
+            context.populate_array(
+                view,
+                data=builder.gep(base.data, [start]),
+                shape=[rows, cols],
+                strides=[row_stride, base.itemsize],
+                itemsize=base.itemsize,
+                meminfo=base.meminfo,
+                parent=base.parent,
             )
-            view.strides = builder.insert_value(
-                builder.insert_value(ir.Constant(ir.ArrayType(word, 2), ir.Undefined), row_stride, 0), base.itemsize, 1
-            )
-            view.itemsize = base.itemsize
-            view.nitems = builder.mul(rows, cols)
-            view.meminfo = base.meminfo
-            view.parent = base.parent
             return view._getvalue()
 
         return matrix_type(flat, types.int64, types.int64, types.int64), codegen

@@ -16,31 +16,18 @@ from __future__ import annotations
 from ..simulator.switch import SIMULATOR
 
 if not SIMULATOR:
-    from llvmlite import ir
     from numba.cuda import types
-    from numba.cuda.extending import intrinsic
 
-    from .address import inline
+    from .ptx import instruction
 
-    @intrinsic
-    def acquire(typingctx, tensor_map):
+    @instruction(types.void(types.int64), "fence.proxy.tensormap::generic.acquire.sys [$0], 128;")
+    def acquire(tensor_map):
         """Make the map at an address in global memory visible, as it was before the kernel began."""
 
-        def codegen(context, builder, signature, args):
-            inline(builder, ir.VoidType(), args, "fence.proxy.tensormap::generic.acquire.sys [$0], 128;", "l,~{memory}")
-            return context.get_dummy_value()
-
-        return types.void(types.int64), codegen
-
-    @intrinsic
-    def load(typingctx, to, tensor_map, x, y, z, barrier):
+    @instruction(
+        types.void(types.uint32, types.int64, types.int32, types.int32, types.int32, types.uint32),
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[$0], [$1, {$2, $3, $4}], [$5];",
+    )
+    def load(to, tensor_map, x, y, z, barrier):
         """Start copying the box that begins at (x, y, z) to an address in shared memory, a multiple of 1024."""
-        bulk = "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        code = f"{bulk} [$0], [$1, {{$2, $3, $4}}], [$5];"
-
-        def codegen(context, builder, signature, args):
-            inline(builder, ir.VoidType(), args, code, "r,l,r,r,r,r,~{memory}")
-            return context.get_dummy_value()
-
-        coordinates = types.int32, types.int32, types.int32
-        return types.void(types.uint32, types.int64, *coordinates, types.uint32), codegen

@@ -46,7 +46,7 @@ else:
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    from .address import LONG, WORD, inline
+    from .ptx import WORD, inline, instruction
 
     @intrinsic
     def texel(typingctx, texture, x):
@@ -61,15 +61,10 @@ else:
 
         return types.UniTuple(types.uint32, 4)(types.uint64, types.uint32), codegen
 
-    def _clock(register, summary):
-        def read(typingctx):
-            def codegen(context, builder, signature, args):
-                return inline(builder, LONG, [], f"mov.u64 $0, %{register};", "=l,~{memory}")
+    @instruction(types.uint64(), "mov.u64 $0, %clock64;")
+    def cycles():
+        """Return the multiprocessor's clock."""
 
-            return types.uint64(), codegen
-
-        read.__doc__ = summary
-        return intrinsic(read)
-
-    cycles = _clock("clock64", "The multiprocessor's clock.")
-    nanoseconds = _clock("globaltimer", "The GPU's clock.")
+    @instruction(types.uint64(), "mov.u64 $0, %globaltimer;")
+    def nanoseconds():
+        """Return the GPU's clock."""

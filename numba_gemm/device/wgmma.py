@@ -47,7 +47,7 @@ else:
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    from .address import FLOAT, LONG, WORD, inline
+    from .ptx import FLOAT, LONG, WORD, inline, instruction
 
     # 128-byte swizzle; groups of eight rows 1024 bytes apart; with this swizzle the leading distance does not matter.
     FORMAT = 1 << 62 | GROUP_BYTES // 16 << 32 | 1 << 16
@@ -73,19 +73,17 @@ else:
         call.attributes.add("convergent")
         return call
 
-    def _statement(code):
-        def declare(typingctx):
-            def codegen(context, builder, signature, args):
-                together(inline(builder, ir.VoidType(), [], code, "~{memory}"))
-                return context.get_dummy_value()
+    @instruction(types.void(), "wgmma.fence.sync.aligned;", convergent=True)
+    def fence():
+        """Order the warp's accesses to registers and shared memory before the products that follow."""
 
-            return types.void(), codegen
+    @instruction(types.void(), "wgmma.commit_group.sync.aligned;", convergent=True)
+    def commit():
+        """Close the group of products started since the last call."""
 
-        return intrinsic(declare)
-
-    fence = _statement("wgmma.fence.sync.aligned;")
-    commit = _statement("wgmma.commit_group.sync.aligned;")
-    show_stores = _statement("fence.proxy.async.shared::cta;")
+    @instruction(types.void(), "fence.proxy.async.shared::cta;", convergent=True)
+    def show_stores():
+        """Make this thread's stores to shared memory visible to products and copies."""
 
     def _places(context, builder, kind, array, count):
         """Pointers to the elements of a local array."""

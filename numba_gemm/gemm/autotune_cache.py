@@ -49,9 +49,9 @@ def key(wanted: Problem) -> str:
     return " ".join(f"{name}={value}" for name, value in wanted._asdict().items() if name not in OF_DEVICE)
 
 
-def choose(device: int, wanted: Problem) -> Choice:
+def choose(device: int | None, wanted: Problem) -> Choice:
     """Return the choice that was measured for a problem on a device; without one, the model's, without a reason."""
-    entries = _entries(device)
+    entries = None if device is None else _entries(device)
     if entries and (entry := entries.get(key(wanted))) is not None:
         try:
             text = json.dumps(entry)

@@ -16,7 +16,6 @@ from cuda.bindings import driver
 from .. import arrays
 from ..arrays import ArrayKind, Operand
 from ..device.units import FLOAT32_BYTES, ceil_div
-from ..kernels.step import Launches
 from ..runtime import device as devices
 from ..runtime import workspace as workspaces
 from ..runtime.driver import call
@@ -152,21 +151,15 @@ class CandidateBench:
         oriented = choice.oriented(self.part.product)
         device.check(choice.stage, config, choice.stage.kernel(config, oriented, choice.precision))
         if not SIMULATOR:
-            for step in self._launches(choice).steps:
+            for step in choice.launches(self.part.product, device.properties.gpu).steps:
                 device.load(step.kernel)
-
-    def _launches(self, choice: Choice) -> Launches:
-        """Return the launches of the first piece of the product."""
-        gpu, config = devices.device_properties(self.device).gpu, choice.config
-        oriented = choice.oriented(self.part.product)
-        piece = next(choice.stage.pieces(config, oriented, choice.precision, gpu))
-        return choice.stage.launches(config, piece.product, choice.precision, choice.partition, gpu)
 
     def make_room(self, choices: Sequence[Choice]) -> None:
         """Compile all kernels in parallel; allocate a workspace, so that none uses the stream's, never freed."""
         if SIMULATOR:
             return
-        launches = [self._launches(choice) for choice in choices]
+        gpu = devices.device_properties(self.device).gpu
+        launches = [choice.launches(self.part.product, gpu) for choice in choices]
         with suppress(RuntimeError):  # of a candidate that cannot be compiled, which is then left out
             devices.get_device(self.device).load_all([step.kernel for one in launches for step in one.steps])
         size, counters = max(one.scratch_bytes for one in launches), max(one.counters for one in launches)

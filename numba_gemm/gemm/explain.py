@@ -158,13 +158,7 @@ def explain_shape(
     check_terms(arithmetic, k)
     at_once = batch_dimensions(stage, arithmetic, gpu.cc)
     products = [product_of(*parts) for parts in batches.products(x, y, z, 0, at_once=at_once, fold=True)]
-    choices = []
-    for product in products:
-        wanted = heuristics.problem(product, gpu, arithmetic)
-        if ordinal is not None:
-            choices.append(chosen(stage, ordinal, wanted))
-        else:
-            choices.append(heuristics.best(wanted) if stage == "auto" else heuristics.named(stage, wanted))
+    choices = [chosen(stage, ordinal, heuristics.problem(product, gpu, arithmetic)) for product in products]
     partition = _model_partition(gpu) if ordinal is None else devices.get_device(ordinal).partition
     words = _precision_words(precision, whole, gpu)
     if ordinal is None:

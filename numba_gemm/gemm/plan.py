@@ -185,7 +185,7 @@ class Plan:
         self._decomposed: Choice | None = None  # for operands that the choice cannot read
         if isinstance(self._choice.stage, TmaStage) or isinstance(self._choice.config, NarrowRowsConfig):
             self._decomposed = decomposed(wanted)
-            launches.append(self._launches(self._decomposed))
+            launches.append(self._decomposed.launches(self._product, gpu.gpu))
         self.stage, self.config = self._choice.stage.name, self._choice.config
         multiplies = launches[0].multiplication
         self.grid, self.block = multiplies.grid, multiplies.block
@@ -215,20 +215,10 @@ class Plan:
         if stage.takes_partition and choice.partition is None:
             # Once for all layouts: their kernels may differ in how many blocks the device holds.
             self._choice = choice = choice._replace(partition=owner.partition(stage, config, oriented))
-        launches = self._launches(choice)
+        launches = choice.launches(self._product, owner.properties.gpu)
         if not SIMULATOR:
             owner.load_all([step.kernel for step in launches.steps])
         return launches
-
-    def _launches(self, choice: Choice, whole: Product | None = None) -> Launches:
-        """Return the launches of a choice for the first piece of a product, by default the planned one.
-
-        No other piece is larger.
-        """
-        stage, config, precision = choice.stage, choice.config, choice.precision
-        gpu = devices.get_device(self.device).properties.gpu
-        piece = next(stage.pieces(config, choice.oriented(whole or self._product), precision, gpu))
-        return stage.launches(config, piece.product, precision, choice.partition, gpu)
 
     def _given(self, memory: Any, size: int, counters: int) -> Workspace:
         described, elements = arrays.describe("workspace", memory, None), ceil_div(self.workspace_bytes, FLOAT32_BYTES)
@@ -383,7 +373,7 @@ class Plan:
             usual = owner.partition(choice.stage, choice.config, part)
             others.append(choice._replace(partition=usual, swapped=False))
         for other in others:
-            launches = self._launches(other, part)
+            launches = other.launches(part, owner.properties.gpu)
             if launches.scratch_bytes <= size and (launches.counters <= counters or launches.paced):
                 return other
         return self._undivided(part)

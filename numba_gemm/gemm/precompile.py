@@ -307,11 +307,7 @@ def _chosen(name: str, precision: str, cc: tuple[int, int], products: Iterable[P
     device = next((i for i in range(devices.device_count()) if devices.device_properties(i).cc == cc), None)
     gpu = model_of(cc) if device is None else devices.device_properties(device)
     for product in products:
-        wanted = heuristics.problem(product, gpu, resolved(precision, product, gpu))
-        if device is not None:
-            choice = chosen(name, device, wanted)
-        else:
-            choice = heuristics.best(wanted) if name == "auto" else heuristics.named(name, wanted)
+        choice = chosen(name, device, heuristics.problem(product, gpu, resolved(precision, product, gpu)))
         yield from _launched(choice, product, gpu)
 
 

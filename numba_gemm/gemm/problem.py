@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ..kernels.product import FLOAT32, Product
 from ..kernels.stage import IEEE, Gpu, Partition, Stage
-from ..kernels.step import Kernel
+from ..kernels.step import Kernel, Launches
 
 __all__ = ["Choice", "Problem"]
 
@@ -150,6 +150,11 @@ class Choice(NamedTuple):
     def oriented(self, product: Product) -> Product:
         """Return the product, or its transpose if that is what is computed."""
         return product.transposed if self.swapped else product
+
+    def launches(self, product: Product, gpu: Gpu) -> Launches:
+        """Return the launches for the first piece of a product; no other piece is larger."""
+        piece = next(self.stage.pieces(self.config, self.oriented(product), self.precision, gpu))
+        return self.stage.launches(self.config, piece.product, self.precision, self.partition, gpu)
 
     def kernels(self, product: Product, gpu: Gpu) -> list[Kernel]:
         """Return the kernels that a product needs, in the order of their launches."""

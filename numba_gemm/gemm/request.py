@@ -144,10 +144,10 @@ def batch_dimensions(stage: str, precision: str, cc: tuple[int, int]) -> int:
     return found.batch_dimensions
 
 
-def chosen(stage: str, device: int, wanted: heuristics.Problem) -> Choice:
-    """Return the choice for a problem: of a stage's name, or of "auto", as measured or by the model."""
+def chosen(stage: str, device: int | None, wanted: heuristics.Problem) -> Choice:
+    """Return the choice for a problem: of a stage's name, or of "auto", as measured on a device or by the model."""
     choice = autotune_cache.choose(device, wanted) if stage == "auto" else heuristics.named(stage, wanted)
-    if LOG.isEnabledFor(logging.DEBUG):
+    if device is not None and LOG.isEnabledFor(logging.DEBUG):
         _log(choice, device, wanted)
     return choice
 

@@ -52,8 +52,6 @@ class Reads:
 
     banks
         reads of even and of odd registers that the reuse cache does not serve.
-    sources
-        even and odd source registers, served by the cache or not.
     flags
         operands that are marked for reuse.
     in_place
@@ -61,7 +59,6 @@ class Reads:
     """
 
     banks: tuple[int, int]
-    sources: tuple[int, int]
     flags: int
     in_place: bool
 
@@ -93,13 +90,12 @@ def ffma_reads(instructions: Sequence[Instruction]) -> Iterator[Reads]:
     for instruction in instructions:
         if instruction.name in OWN_QUEUE:
             continue
-        banks, sources, flags = [0] * BANKS, [0] * BANKS, 0
+        banks, flags = [0] * BANKS, 0
         for position, operand in enumerate(source_operands(instruction)):
             if operand is None:
                 continue
             number = int(operand["number"])
             bank = number % BANKS
-            sources[bank] += 1
             banks[bank] += kept.pop((bank, position), None) != number
             if operand["reuse"]:
                 kept[bank, position] = number
@@ -107,7 +103,7 @@ def ffma_reads(instructions: Sequence[Instruction]) -> Iterator[Reads]:
         if instruction.name == "FFMA":
             destination = instruction.operands.partition(",")[0].strip()
             addend = instruction.operands.rpartition(",")[2].strip().removesuffix(".reuse")
-            yield Reads((banks[0], banks[1]), (sources[0], sources[1]), flags, destination == addend)
+            yield Reads((banks[0], banks[1]), flags, destination == addend)
 
 
 def clocks_by_window(reads: Sequence[Reads], window: int) -> float:

@@ -12,7 +12,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -339,14 +339,5 @@ def record(
 ) -> dict[str, Any]:
     """Run a block; return the record of some of its threads (`Frames.data`)."""
     frames = Frames(made, block, threads, into, limit)
-    scheduler.run(
-        made.kernel,
-        made.grid,
-        made.block,
-        frames.arguments,
-        dynamic_shared=made.dynamic_shared,
-        seed=seed,
-        blocks=[block],
-        observer=frames,
-    )
+    replace(made, arguments=frames.arguments).run(seed=seed, blocks=[block], observer=frames)
     return frames.data()

@@ -16,6 +16,7 @@ import inspect
 import linecache
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ import numpy as np
 from ..device import watch
 from ..kernels.ladder import TileConfig
 from ..models import requests as rules
-from ..simulator import patches, scheduler
+from ..simulator import patches
 from ..simulator.threads import WARP_SIZE
 from . import target
 from .races import Race, races, unneeded_barriers
@@ -496,16 +497,7 @@ def trace(
     recorder = Recorder(inspect.unwrap(function).__code__.co_filename)
     names = list(inspect.signature(function).parameters)
     arguments = tuple(watched(recorder, name, value) for name, value in zip(names, made.arguments, strict=False))
-    scheduler.run(
-        made.kernel,
-        made.grid,
-        made.block,
-        arguments,
-        dynamic_shared=made.dynamic_shared,
-        seed=seed,
-        blocks=chosen,
-        observer=recorder,
-    )
+    replace(made, arguments=arguments).run(seed=seed, blocks=chosen, observer=recorder)
     return Trace(function.__name__, made.grid, made.block, recorder)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from ..device.access import covers
 from ..device.units import MAX_GRID_X, MAX_GRID_Y, VECTOR_BYTES
 from ..typing import PrecisionName, StageName
 from .conversion import with_conversion
@@ -21,6 +22,15 @@ def require(config: Any, constraints: Mapping[str, bool]) -> None:
     broken = [name for name, holds in constraints.items() if not holds]
     if broken:
         raise ValueError(f"configuration {config.name} breaks: {'; '.join(broken)}")
+
+
+def vector_copies(config: Any) -> dict[str, bool]:
+    """Return the constraints of a stage whose threads copy as many vectors of four each, by rows of the tiles."""
+    along_k, across = (covers("along4", *of, config.threads) for of in ((config.BM, config.BK), (config.BK, config.BN)))
+    return {
+        "copies cover A's tile: threads % (BK/4) == 0 and BM % (threads/(BK/4)) == 0": along_k,
+        "copies cover B's tile: threads % (BN/4) == 0 and BK % (threads/(BN/4)) == 0": across,
+    }
 
 
 def check_grid(grid: tuple[int, ...]) -> None:

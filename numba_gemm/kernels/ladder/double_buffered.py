@@ -20,6 +20,7 @@ from numba import cuda, float32, uint32
 from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from ...simulator.switch import device_function, hardware_only
+from ..stage import vector_copies
 from .stage import ANY, require
 
 REGISTERS = 128  # per thread, for two blocks of 256 threads per SM
@@ -40,12 +41,7 @@ def build(config, fit):
             "quadrants of 4x4: TM == TN == 8": TM == TN == 8,
             "BK == 8: two groups of four k": BK == 8,
             "quadrants keep the swizzle: BM % 64 == 0": BM % 64 == 0,
-            "copies cover A's tile: threads % (BK/4) == 0 and BM % (threads/(BK/4)) == 0": (
-                A_ROWS > 0 and THREADS % A_VECTORS == 0 and BM % A_ROWS == 0
-            ),
-            "copies cover B's tile: threads % (BN/4) == 0 and BK % (threads/(BN/4)) == 0": (
-                B_ROWS > 0 and THREADS % B_VECTORS == 0 and BK % B_ROWS == 0
-            ),
+            **vector_copies(config),
             "two buffers: slots == 2": config.slots == 2,
         },
     )

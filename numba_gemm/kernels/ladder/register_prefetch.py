@@ -22,6 +22,7 @@ from ...device.store import row_store
 from ...device.units import WARP
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from ...simulator.switch import device_function, hardware_only
+from ..stage import vector_copies
 from .stage import ANY, require
 
 
@@ -42,12 +43,7 @@ def build(config, fit):
             "warps have tiles: WM > 0": WM > 0,
             "BK % 4 == 0": BK % 4 == 0,
             "pad % 4 == 0": config.pad % 4 == 0,
-            "copies cover A's tile: threads % (BK/4) == 0 and BM % (threads/(BK/4)) == 0": (
-                A_ROWS > 0 and THREADS % A_VECTORS == 0 and BM % A_ROWS == 0
-            ),
-            "copies cover B's tile: threads % (BN/4) == 0 and BK % (threads/(BN/4)) == 0": (
-                B_ROWS > 0 and THREADS % B_VECTORS == 0 and BK % B_ROWS == 0
-            ),
+            **vector_copies(config),
             "two buffers: slots == 2": config.slots == 2,
             "dynamic shared memory": config.dynamic,
         },

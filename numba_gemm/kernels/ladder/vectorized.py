@@ -20,6 +20,7 @@ from numba import cuda, float32, uint32
 from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4
 from ...simulator.switch import hardware_only
+from ..stage import vector_copies
 from .stage import ANY, require
 
 
@@ -42,12 +43,7 @@ def build(config, fit):
         {
             "BK % 4 == 0": BK % 4 == 0,
             "TN is 4, 8 or 16": TN in (4, 8, 16),
-            "copies cover A's tile: threads % (BK/4) == 0 and BM % (threads/(BK/4)) == 0": (
-                A_ROWS > 0 and THREADS % A_VECTORS == 0 and BM % A_ROWS == 0
-            ),
-            "copies cover B's tile: threads % (BN/4) == 0 and BK % (threads/(BN/4)) == 0": (
-                B_ROWS > 0 and THREADS % B_VECTORS == 0 and BK % B_ROWS == 0
-            ),
+            **vector_copies(config),
         },
     )
     fetch = (fetch4_any, fetch4, load4)[fit]  # ANY, ALIGNED, WHOLE

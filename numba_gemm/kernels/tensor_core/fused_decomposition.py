@@ -20,6 +20,7 @@ Limits: a lane executes about four instructions to decompose for each matrix ins
 
 from functools import lru_cache
 
+import numpy as np
 from numba import cuda, float32, int32, int64, uint32
 
 from ...device.address import (
@@ -35,7 +36,7 @@ from ...device.address import (
 from ...device.async_copy import commit_group, wait_group
 from ...device.chunk_loader import chunk_loader
 from ...device.matrix import shifted
-from ...device.mma import bf16_floats, bf16_word, word_of
+from ...device.mma import bf16_floats, bf16_word
 from ...device.narrow import pair, short_bf16_of_number, tf32
 from ...device.store import element_store
 from ...device.units import WARP
@@ -65,7 +66,7 @@ def splitting(kind: str, left: int, short: bool, p: int = 0):
 
         @device_function
         def last(low, high, frag, at, word):
-            frag[at + PART, word] = word_of(tf32(low))
+            frag[at + PART, word] = tf32(low).view(np.uint32)
 
     else:
 
@@ -80,14 +81,14 @@ def splitting(kind: str, left: int, short: bool, p: int = 0):
     @device_function
     def split_tf32(low, high, frag, at, word):
         x = tf32(low)
-        frag[at + PART, word] = word_of(x)
+        frag[at + PART, word] = x.view(np.uint32)
         following(low - x, high, frag, at, word)
 
     # Of a NaN, some part is NaN: at the latest the second one, a NaN minus anything.
     @device_function
     def split_short(low, high, frag, at, word):
         x, y = short_bf16_of_number(low), short_bf16_of_number(high)
-        frag[at + PART, word] = word_of(pair(x, y))
+        frag[at + PART, word] = pair(x, y).view(np.uint32)
         following(low - x, high - y, frag, at, word)
 
     @device_function

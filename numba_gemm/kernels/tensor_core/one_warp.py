@@ -17,6 +17,7 @@ from numba import cuda, float32, int64
 from ...device.mma import bf16_word, multiply
 from ...device.store import store_axpby1
 from ...device.units import WARP
+from ...device.vector import fetch1
 from ...simulator.switch import device_function, hardware_only
 from ..stage import require
 
@@ -24,23 +25,15 @@ M, N, K = 16, 8, 16  # extents of the instruction
 
 
 @device_function
-def element(x, row, col):
-    """Read an element, or zero outside the matrix."""
-    if row < x.shape[0] and col < x.shape[1]:
-        return x[row, col]
-    return float32(0)
-
-
-@device_function
 def a_word(a, row, k):
     """Round two neighbours of a row of A to BF16."""
-    return bf16_word(element(a, row, k), element(a, row, k + 1))
+    return bf16_word(fetch1(a, row, k), fetch1(a, row, k + 1))
 
 
 @device_function
 def b_word(b, k, col):
     """Round two neighbours of a column of B to BF16."""
-    return bf16_word(element(b, k, col), element(b, k + 1, col))
+    return bf16_word(fetch1(b, k, col), fetch1(b, k + 1, col))
 
 
 def build(config, variant):

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
 from numba import int32, int64, uint32
 
 from ...device.address import address_of, col_step, copy4_of, copy16_of, row_step, shared_load1, shared_load2
-from ...device.mma import bf16_floats, bf16_word, word_of
+from ...device.mma import bf16_floats, bf16_word
 from ...device.narrow import pair, short_bf16_of_number
 from ...simulator.switch import device_function
 from .accumulate import STEPS
@@ -165,8 +166,8 @@ def load_words(words, floats, memory, at):
     """Load the words of a thread's two rows of BF16, the first at `at`; there are no floats."""
     for chunk in range(2 * STEPS):
         upper = uint32(at ^ uint32(chunk << 4))
-        words[2 * chunk] = word_of(shared_load1(memory, upper))
-        words[2 * chunk + 1] = word_of(shared_load1(memory, uint32(upper + uint32(8 * ROW_BYTES))))
+        words[2 * chunk] = shared_load1(memory, upper).view(np.uint32)
+        words[2 * chunk + 1] = shared_load1(memory, uint32(upper + uint32(8 * ROW_BYTES))).view(np.uint32)
 
 
 @lru_cache(maxsize=64)
@@ -186,7 +187,7 @@ def part_of(p: int, parts: int, short: bool):
     def first_short(words, floats):
         for w in range(WORDS):
             x, y = short_bf16_of_number(floats[2 * w]), short_bf16_of_number(floats[2 * w + 1])
-            words[p * WORDS + w] = word_of(pair(x, y))
+            words[p * WORDS + w] = pair(x, y).view(np.uint32)
             floats[2 * w] -= x
             floats[2 * w + 1] -= y
 

@@ -9,9 +9,10 @@ loses bits below the range of floats, only if the result does.
 
 from __future__ import annotations
 
+import numpy as np
 from numba import int32
 
-from ...device.mma import bf16_floats, word_of
+from ...device.mma import bf16_floats
 from ...device.narrow import exponent, pair, power
 from ...simulator.switch import device_function
 
@@ -36,5 +37,5 @@ def reciprocal(logarithm):
 @device_function
 def unscaled(total, row_word, col_word):
     """Divide a sum by the scales of its row and column, whose reciprocals are given."""
-    row, col = bf16_floats(word_of(row_word)), bf16_floats(word_of(col_word))
+    row, col = bf16_floats(row_word.view(np.uint32)), bf16_floats(col_word.view(np.uint32))
     return total * (row[0] * col[0]) * (row[1] * col[1])

@@ -30,29 +30,9 @@ from numba_gemm.runtime.device import DeviceProperties
 
 CONSTANTS = (
     *("LAUNCH", "SOONER", "PIECE", "BLOCK", "OVERLAP", "MEMORY_OVERLAP", "STORE", "STORE_FLOATS", "PARTIAL_SECTORS"),
-    *(
-        "STORE_COLUMNS",
-        "LONE_COLUMNS",
-        "MEET",
-        "WAIT",
-        "PUBLISH",
-        "TRIP",
-        "ADDING",
-        "ADDING_EARLY",
-        "APART",
-        "APART_BY_FOUR",
-    ),
-    *(
-        "SHARED_RATE",
-        "LONE_RATE",
-        "CHUNK_RATE",
-        "MEMORY_EFFICIENCY",
-        "NARROW_ROWS",
-        "NARROW_FLOATS",
-        "PLACE",
-        "PLACE_FLOATS",
-        "RUN",
-    ),
+    *("STORE_COLUMNS", "LONE_COLUMNS", "MEET", "WAIT", "PUBLISH", "TRIP", "ADDING", "ADDING_EARLY", "APART"),
+    *("APART_BY_FOUR", "SHARED_RATE", "LONE_RATE", "CHUNK_RATE", "MEMORY_EFFICIENCY", "NARROW_ROWS"),
+    *("NARROW_FLOATS", "PLACE", "PLACE_FLOATS", "RUN"),
 )
 FIELDS = ("efficiency", "alone", "floats", "first")  # of a rate
 STEPS = (0.1, 0.03, 0.01)  # relative, of parameters

@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pandas as pd
 
@@ -89,11 +90,8 @@ def counted() -> Iterator[list[str]]:
         seen.append(options["precision"])
         return compute(*operands, **options)
 
-    operators._sgemm = counting  # noqa: SLF001
-    try:
+    with patch.object(operators, "_sgemm", counting):
         yield seen
-    finally:
-        operators._sgemm = compute  # noqa: SLF001
 
 
 def transformer_step(
