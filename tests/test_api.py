@@ -43,6 +43,11 @@ def shifted(value, row, col, bias):
     return value + bias[col]
 
 
+def positive(value, row, col):
+    assert value > 0
+    return value
+
+
 # ----------------------------------------------------------------------------------------------------- layouts
 
 
@@ -763,6 +768,7 @@ def test_results_are_repeatable():
 
 
 A, B, C = filled(3, 4), filled(4, 5), filled(3, 5)
+jitted_positive = cuda.jit(device=True)(positive)
 SHARED, BATCH = filled(3, 12), several(4, 4, 4)
 
 
@@ -840,6 +846,21 @@ ERRORS = {
         (A, B),
         {"epilogue": cuda.jit(device=True)(lambda value, row, col, *, slope, **others: value)},
         *(TypeError, "takes slope, others by name", "expected a Python function", "by position"),
+    ),
+    "epilogue that asserts": (
+        (A, B),
+        {"epilogue": positive},
+        *(TypeError, "positive has a raise or assert statement in positive", "expected none", "return a NaN"),
+    ),
+    "epilogue that calls one": (
+        (A, B),
+        {"epilogue": lambda value, row, col: jitted_positive(value, row, col)},
+        *(TypeError, "<lambda> has a raise or assert statement in ", "expected none", "return a NaN"),
+    ),
+    "masked out": (
+        (A, B, np.ma.zeros((3, 5), np.float32)),
+        {},
+        *(TypeError, "out is a NumPy masked array", "expected one without a mask", "pass out.data"),
     ),
     "too few vectors": (
         (A, B),

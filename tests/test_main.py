@@ -163,7 +163,7 @@ def test_a_wrong_argument_is_one_line(line, says, capsys):
         ("precompile", {"CUDA_VISIBLE_DEVICES": ""}, "Pass --cc 9.0"),
         ("precompile --cc 3.5", {}, "expected one that stages run on and the compiler knows"),
         ("precompile --export /nonesuch/file --cc 9.0", {}, "expected a file in a directory that exists"),
-        ("inspect persistent --precision nope", {}, "which computes in tf32"),
+        ("inspect persistent --precision nope", {}, "precision is 'nope'; expected one of"),
         ("step nonesuch", {}, "stage is 'nonesuch'; expected one of naive"),
         ("step naive --config 1x1", {}, "config is '1x1'"),
         ("step naive --thread 64", {}, "thread (64, 0, 0) is outside of the block"),

@@ -30,7 +30,8 @@ class HostArrays(ArrayKind):
 
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
         if isinstance(array, np.ma.MaskedArray):
-            raise TypeError(f"{name} is a NumPy masked array; expected one without a mask; pass {name}.filled(value)")
+            advice = "out.data" if name == "out" else f"{name}.filled(value)"  # the result in a copy would be lost
+            raise TypeError(f"{name} is a NumPy masked array; expected one without a mask; pass {advice}")
         dtype, (pointer, readonly) = name_of(array.dtype), array.__array_interface__["data"]
         return Operand(name, self, array, dtype, array.shape, array.strides, pointer, readonly=readonly)
 

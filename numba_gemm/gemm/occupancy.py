@@ -19,6 +19,7 @@ from ..runtime import kernel_cache
 from ..runtime.driver import advising, without_gpu
 from ..simulator.switch import SIMULATOR
 from ..typing import ComputeCapability, DeviceLike, PrecisionName, StageName
+from .precision import canonical
 from .stage_names import check_stage_precision
 from .tensor_heuristics import configs_for
 
@@ -83,7 +84,7 @@ def occupancy(
             f"the compute capability is {dotted(target)}; expected one of {known} for stage {found.name!r}; pass one, "
             "cc=(9, 0) for an H200, or another stage"
         )
-    named = found.precisions[0] if precision is None else precision
+    named = found.precisions[0] if precision is None else canonical(precision)
     check_stage_precision(found, named)
     if config is None and isinstance(found, LadderStage) and named != IEEE:
         chosen = configs_for(found, named, LARGE)[0]

@@ -222,7 +222,8 @@ class Plan:
 
     def _given(self, memory: Any, size: int, counters: int) -> Workspace:
         described, elements = arrays.describe("workspace", memory, None), ceil_div(self.workspace_bytes, FLOAT32_BYTES)
-        if described.dtype != "float32" or len(described.shape) != 1 or described.strides != (FLOAT32_BYTES,):
+        contiguous = described.shape[:1] in ((0,), (1,)) or described.strides == (FLOAT32_BYTES,)
+        if described.dtype != "float32" or len(described.shape) != 1 or not contiguous:
             raise ValueError(
                 f"workspace has dtype {described.dtype}, shape {described.shape} and strides {described.strides}; "
                 f"expected contiguous float32 of one dimension; pass an array of {elements} elements"
@@ -240,7 +241,7 @@ class Plan:
             )
         if described.readonly:
             raise ValueError("workspace is read-only; expected memory that can be written; pass another array")
-        if described.pointer % ALIGNMENT:
+        if room and described.pointer % ALIGNMENT:
             raise ValueError(
                 f"workspace is large enough but starts at address {described.pointer:#x}; expected alignment to "
                 f"{ALIGNMENT} bytes; pass a newly allocated device array, not a slice of one"

@@ -186,7 +186,7 @@ class PreparedOperand(Generic[ArrayT]):
         kind.keep([operand, self._parts], self.device, own, [*followed, *kind.streams([self._parts], self.device)])
 
     def _described(self, queue: streams.Stream | None) -> Operand:
-        found = arrays.describe(self.side, self.array, queue)
+        found = arrays.describe("array", self.array, queue)
         if found.dtype != FLOAT32:
             raise TypeError(
                 f"{found.name} has dtype {found.dtype}; expected {FLOAT32}; pass {found.kind.cast.format(found.name)}"

@@ -38,6 +38,7 @@ def parser() -> Parser:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the report; raise ValueError for an unknown stage or configuration."""
+    from ..gemm.precision import canonical
     from ..gemm.stage_names import check_stage_precision
     from ..kernels import STAGES
     from ..kernels.ladder.stage import LadderStage
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.config is not None and arguments.config not in names:
         raise ValueError(f"{stage.name} has no configuration {arguments.config!r}; it has {', '.join(names)}")
     if arguments.precision is not None:
-        check_stage_precision(stage, arguments.precision)
+        check_stage_precision(stage, canonical(arguments.precision))
     if arguments.ffma:
         if not isinstance(stage, LadderStage):
             raise ValueError(f"{stage.name} has no multiply-adds of float32 to count")

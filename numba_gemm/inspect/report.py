@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ..gemm.occupancy import LARGE, usual_kernel
+from ..gemm.precision import canonical
 from ..gemm.stage_names import check_stage_precision
 from ..gemm.tensor_heuristics import configs_for
 from ..kernels.stage import IEEE, Stage
@@ -136,7 +137,7 @@ def compiled(
             f"the installed compiler does not know compute capability {dotted(cc)}; it knows "
             f"{', '.join(map(dotted, known))}"
         )
-    named = stage.precisions[0] if precision is None else precision
+    named = stage.precisions[0] if precision is None else canonical(precision)
     check_stage_precision(stage, named)
     kernel = usual_kernel(stage, config, named, aligned)
     try:
@@ -153,7 +154,7 @@ def variants(
     stage: Stage, cc: ComputeCapability, config_name: str | None = None, precision: str | None = None
 ) -> Iterator[Compiled]:
     """Compile a stage's configurations one by one, or only the named one, for aligned operands and for any."""
-    named = stage.precisions[0] if precision is None else precision
+    named = stage.precisions[0] if precision is None else canonical(precision)
     for config in configs_for(stage, named, LARGE) if named != IEEE else stage.configs:
         if config_name in (None, config.name):
             for aligned in (True, False) if named == IEEE else (True,):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 from ..typing import LadderStageName
@@ -109,6 +110,11 @@ def launchable(
     if blocks is not None and (record.schedule is None or record.undivided):
         raise ValueError(
             f"blocks is {blocks} and stage is {stage!r}, which gives each block one tile; expected None; leave it out"
+        )
+    if prod(record.block(config)) != config.threads:
+        raise ValueError(
+            f"stage {stage!r} has one thread per element of a tile, and configuration {config.name} has "
+            f"{config.threads} for {config.BM}x{config.BN}; expected TM = TN = 1; pass such a configuration"
         )
     grid: tuple[int, ...] = record.grid(config, m, n)
     division = None

@@ -38,7 +38,7 @@ def check_grid(grid: tuple[int, ...]) -> None:
     if grid[0] > MAX_GRID_X or grid[1] > MAX_GRID_Y:
         raise ValueError(
             f"the product takes a grid of {grid[0]} by {grid[1]} blocks; expected at most {MAX_GRID_X} by "
-            f"{MAX_GRID_Y}; divide it into products of fewer rows or columns"
+            f"{MAX_GRID_Y}; divide it into products of fewer rows, columns or matrices"
         )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -138,7 +138,10 @@ NAMED, FROM_OTHERS = "Correct or unset NUMBA_GEMM_BUNDLE", "taken from other bun
 def _places() -> Iterator[tuple[Path, str]]:
     """Yield the bundles to look up, and the advice for one that cannot be read."""
     if named := os.environ.get("NUMBA_GEMM_BUNDLE"):
-        yield Path(named).expanduser(), NAMED
+        path = Path(named)
+        with suppress(RuntimeError):  # of a user who does not exist
+            path = path.expanduser()
+        yield path, NAMED
     if (place := kernel_files.place()) is not None:
         yield place / IMPORTED, "Import a bundle again, or delete this one"
     yield PACKAGED, "Install numba_gemm again"

@@ -120,7 +120,7 @@ def default_jobs() -> int:
         if NUMBA_GEMM_JOBS is not a positive integer.
     """
     named = os.environ.get("NUMBA_GEMM_JOBS")
-    if named is None:
+    if not named:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return min(cores, MAX_JOBS, 1 + _available_bytes() // JOB_BYTES)
     if not named.isdecimal() or int(named) < 1:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import numbers
 import re
 import threading
 from collections.abc import Callable
 from functools import wraps
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
 
 from ..simulator.switch import SIMULATOR
 from . import compiler
-from .fingerprint import fingerprint, frozen
+from .fingerprint import fingerprint, frozen, member_of_known
 from .guard import Guard, guard
 
 __all__ = ["check_result", "identity", "prepared"]
@@ -44,7 +45,7 @@ def prepared(epilogue: Any, vectors: int) -> Callable[..., Any]:
     Raises
     ------
     TypeError
-        if it is no function, takes another number of arguments, or takes some by name alone.
+        if it is no function, takes another number of arguments, takes some by name alone, or may raise an exception.
     """
     function = getattr(epilogue, "py_func", epilogue)
     if not isinstance(function, FunctionType):
@@ -72,9 +73,32 @@ def prepared(epilogue: Any, vectors: int) -> Callable[..., Any]:
         if known not in _made:
             if len(_made) >= MAX_MADE:
                 _made.clear()
+            if (raising := _raising(function, set())) is not None:
+                raise TypeError(
+                    f"epilogue {function.__name__} has a raise or assert statement in {raising}; expected none, since "
+                    "a GPU's thread would end there, without storing its other elements; return a NaN instead"
+                )
             copy = frozen(given)
             _made[known] = _checking(copy) if SIMULATOR else copy
         return _made[known]
+
+
+def _raising(function: FunctionType, seen: set[FunctionType]) -> str | None:
+    """Return the name of a function with a raise or assert statement: this one or one that it may call; or None."""
+    seen.add(function)
+    codes = [function.__code__]
+    for code in codes:
+        if any(instruction.opname == "RAISE_VARARGS" for instruction in dis.get_instructions(code)):
+            return function.__name__
+        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
+    found = inspect.getclosurevars(function)
+    for value in (*found.globals.values(), *found.nonlocals.values()):
+        other = getattr(value, "py_func", value)
+        if isinstance(other, FunctionType) and other not in seen and member_of_known(other) is None:
+            name = _raising(other, seen)
+            if name is not None:
+                return name
+    return None
 
 
 # Guards of functions that were looked at, by the identity of their code, or of the object that `cuda.jit` made. One of
@@ -150,6 +174,8 @@ def check_result(epilogue: Any, vectors: int, cc: tuple[int, int]) -> None:
         text = COLOURS.sub("", str(error)).partition("During: resolving callee")[0]  # the rest is about the caller
         lines = [line for line in text.splitlines() if line.strip() and not NOISE.search(line)][:LINES]
         lines = lines or [type(error).__name__]
+        if isinstance(error, KeyError):  # its text is the key alone, such as a function that this Numba does not know
+            lines = [f"KeyError: {' '.join(lines)}"]
         raise TypeError(
             f"epilogue {name} does not compile for a float32 value, int64 row and column, and {vectors} float32 "
             f"vectors; {EXPECTED}; the compiler said:\n" + "\n".join(lines)

@@ -238,8 +238,12 @@ def size_limit() -> int:
 
 def _prune(place: Path) -> None:
     """Delete the kernels that were used longest ago if all take more than the limit, and what writers left who died."""
+    try:
+        limit, total = size_limit(), 0
+    except ValueError as error:
+        warn_once(place, f"{error}; until then, no kernels are deleted from {place}")
+        return
     kept, left = _files(place)
-    limit, total = size_limit(), 0
     for one in kept:
         total += one.size
         if total > limit:

@@ -113,6 +113,7 @@ def test_default_configuration_has_compensated_sums(stage, compiled):
 @pytest.mark.usefixtures("compiled")
 def test_stage_and_precision_have_to_agree():
     assert numba_gemm.occupancy("async_copy", cc="sm_90", precision="ieee").blocks == 2
+    assert numba_gemm.occupancy("async_copy", cc="sm_90", precision="FP32").blocks == 2
     with pytest.raises(ValueError, match="precision is 'bf16' and stage is 'naive', which computes in ieee"):
         numba_gemm.occupancy("naive", cc=(9, 0), precision="bf16")
     with pytest.raises(ValueError, match="precision is 'fp16x3' and stage is 'one_warpgroup', which computes in tf32,"):

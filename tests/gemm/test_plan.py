@@ -248,6 +248,11 @@ def test_plan_of_a_device_that_is_not_current(monkeypatch):
         plan(3, 5, 4, like=A, device=0, stage="naive")
 
 
+def test_a_workspace_of_0_bytes():
+    """NumPy gives an empty array strides of 0."""
+    assert plan(4, 4, 4, stage="naive", workspace=np.empty(0, np.float32)).workspace_bytes == 0
+
+
 def test_plan_keeps_a_given_workspace(gpu, monkeypatch):
     choice = Choice(scheduled(NAIVE, schedule_of(512, 4)), CONFIG)
     monkeypatch.setattr(heuristics, "best", lambda problem: choice)

@@ -365,7 +365,7 @@ REFUSED = {
     "a batch": (lambda: prepare(tensor(2, 8, 8), "bf16x6"), ValueError, "3 dimensions.*each matrix of a batch"),
     "a side": (lambda: prepare(tensor(8, 8), "bf16x6", side="c"), ValueError, "side is 'c'; expected 'a' or 'b'"),
     "a precision": (lambda: prepare(tensor(8, 8), "bf16x7"), ValueError, "precision is 'bf16x7'"),
-    "no array": (lambda: prepare(3, "bf16x6"), TypeError, "b is of type int"),
+    "no array": (lambda: prepare(3, "bf16x6"), TypeError, "array is of type int"),
     "the other side": (
         lambda: tiled_sgemm(prepare(tensor(8, 8), "bf16x6"), tensor(8, 8)),
         ValueError,
@@ -402,7 +402,7 @@ REFUSED = {
     "off the boundaries": (
         lambda: prepare(changed(tensor(8, 8), address=1 << 20 | 2), "bf16x6"),
         ValueError,
-        "b has elements off the 4-byte boundaries",
+        "array has elements off the 4-byte boundaries",
     ),
     "a shape": (
         lambda: tiled_sgemm(tensor(8, 9), prepare(tensor(8, 8), "bf16x6")),
@@ -436,7 +436,7 @@ def test_fp32_auto_goes_with_the_precision_that_it_stands_for(torch, gpu):
 
 
 def test_arrays_in_host_memory_have_no_parts(gpu):
-    with pytest.raises(TypeError, match=r"b is a NumPy array, which each product copies.*cuda.to_device\(b\)"):
+    with pytest.raises(TypeError, match=r"array is a NumPy array, which each product copies.*cuda.to_device\(array\)"):
         prepare(filled(96, 128), "bf16x6")
 
 

@@ -15,7 +15,7 @@ from support.operands import NAN, check, filled
 
 from numba_gemm import launchable
 from numba_gemm.device import store
-from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES, TileConfig
 from numba_gemm.simulator import scheduler
 
 SHARING = [name for name, stage in STAGES.items() if stage.schedule is not None and not stage.undivided]
@@ -127,6 +127,11 @@ def test_every_stage_compiles_for_arrays(stage):
         (("stream_k", 8, 8, 8), {"blocks": 0}, "blocks is 0; expected 1 or more"),
         (("thin", 8, 8, 2**33 + 4), {}, "k is 8589934596, and one launch takes up to 1073741824; expected less"),
         (("naive", 2**40, 2**40, 8), {}, "a grid of 34359738368 by 34359738368 blocks; expected at most"),
+        (
+            ("coalesced", 64, 64, 64),
+            {"config": TileConfig(32, 32, 8, 4, 4)},
+            "'coalesced' has one thread per element of a tile, and configuration 32x32x8-4x4 has 64 for 32x32",
+        ),
     ],
 )
 def test_wrong_arguments(arguments, options, says):

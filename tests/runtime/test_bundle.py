@@ -85,6 +85,12 @@ def test_the_cache_comes_first(place, tmp_path, monkeypatch):
     assert len(list(place.glob("*.kernel"))) == 1, "what a bundle has is not kept again"
 
 
+def test_a_bundle_of_a_user_who_does_not_exist(place, monkeypatch):
+    monkeypatch.setenv("NUMBA_GEMM_BUNDLE", "~nosuchuser/a.bundle")
+    with pytest.warns(private_files.CacheWarning, match=r"~nosuchuser/a.bundle cannot be used .*NUMBA_GEMM_BUNDLE"):
+        assert found(KERNELS[0]) is None
+
+
 def test_other_sources_find_nothing(place, tmp_path, monkeypatch):
     path = export(tmp_path / "b", *CUBINS)
     monkeypatch.setenv("NUMBA_GEMM_BUNDLE", str(path))

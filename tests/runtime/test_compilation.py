@@ -245,6 +245,8 @@ def test_a_worker_ends_with_the_process_that_started_it():
 def test_jobs(monkeypatch):
     monkeypatch.setenv("NUMBA_GEMM_JOBS", "3")
     assert compilation.default_jobs() == 3
+    monkeypatch.setenv("NUMBA_GEMM_JOBS", "")
+    assert 1 <= compilation.default_jobs() <= compilation.MAX_JOBS
     monkeypatch.delenv("NUMBA_GEMM_JOBS")
     assert 1 <= compilation.default_jobs() <= compilation.MAX_JOBS
     monkeypatch.setattr(compilation.os, "sched_getaffinity", lambda process: set(range(99)), raising=False)

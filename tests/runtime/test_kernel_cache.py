@@ -894,6 +894,13 @@ def test_latest_files_stay(place, monkeypatch):
     assert {path.name for path in place.iterdir() if path.suffix != ".kernel"} == NOT_TO_TOUCH
 
 
+def test_without_a_limit_nothing_is_deleted(place, monkeypatch):
+    monkeypatch.setenv("NUMBA_GEMM_CACHE_SIZE", "much")
+    with pytest.warns(kernel_files.CacheWarning, match="is 'much'; expected bytes, .*no kernels are deleted from"):
+        fetch(lambda: CUBIN, *KERNEL, 0)
+    fetch(never, *KERNEL, 0)  # it has been kept
+
+
 def test_clear_cache(place):
     assert kernel_files.clear_cache() == 0
     for i in (None, 1):
