@@ -242,7 +242,8 @@ def test_parts_that_float32_multiply_adds_do_not_read(torch, gpu, extents, vecto
     assert len(made) == 5
     for did in made:
         assert did.kernel.startswith("thin" if k > 100 else "stream_k" if k > 8 else "short_sums")
-        assert did.kernel.endswith("_compensated_shift" if vectors else "_compensated") == (k > FEW_TERMS)
+        # An equal epilogue of another name may have been compiled before.
+        assert (("_compensated_shift" if vectors else "_compensated") in did.kernel) == (k > FEW_TERMS)
         assert (did.kernel, did.a, did.b, did.grid) == (made[0].kernel, made[0].a, made[0].b, made[0].grid)
         assert not vectors or did.vector0[4] == bias.data_ptr()
 
