@@ -108,7 +108,7 @@ def tiled_sgemm(
         For an operand that is not an array, has another dtype than those above (nothing is cast silently), is not of
         the same library as the others, or has no memory of its own (PyTorch's fake and meta tensors, for example); for
         an invalid `alpha`, `beta` or `stream`; for an epilogue that is not a function, does not take these arguments,
-        does not compile, or does not return a real number.
+        has a raise or assert statement, does not compile, or does not return a real number.
     ValueError
         For shapes that do not fit; an `out` that is read-only, or overlaps `a`, `b`, `c`, a vector or itself;
         ``beta != 0`` without `out` and `c`; operands on several devices; a PyTorch tensor that requires grad while grad
