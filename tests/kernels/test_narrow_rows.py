@@ -101,7 +101,12 @@ def test_copies_and_loads_bring_words_and_zeros_around_them(monkeypatch, extent,
 @simulated
 def test_no_two_lanes_meet_in_a_bank(monkeypatch):
     asked = []
-    monkeypatch.setattr(row_parts, "shared_load1", lambda memory, address: asked[-1].append(int(address) // 4) or 0)
+
+    def shared_load1(memory, address):
+        asked[-1].append(int(address) // 4)
+        return np.float32(0)
+
+    monkeypatch.setattr(row_parts, "shared_load1", shared_load1)
     first_float, position = row_parts.first_floats(NARROW, 128), row_parts.positions(NARROW, 128)
     for lane in range(32):
         asked.append([])
