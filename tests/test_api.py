@@ -769,6 +769,8 @@ def test_results_are_repeatable():
 
 A, B, C = filled(3, 4), filled(4, 5), filled(3, 5)
 jitted_positive = cuda.jit(device=True)(positive)
+helpers = types.ModuleType("helpers")
+helpers.positive = positive
 SHARED, BATCH = filled(3, 12), several(4, 4, 4)
 
 
@@ -851,6 +853,11 @@ ERRORS = {
         (A, B),
         {"epilogue": positive},
         *(TypeError, "positive has a raise or assert statement in positive", "expected none", "return a NaN"),
+    ),
+    "epilogue that calls one of a module": (
+        (A, B),
+        {"epilogue": lambda value, row, col: helpers.positive(value, row, col)},
+        *(TypeError, "<lambda> has a raise or assert statement in positive", "expected none", "return a NaN"),
     ),
     "epilogue that calls one": (
         (A, B),

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..simulator.switch import SIMULATOR
 from . import compiler
-from .fingerprint import fingerprint, frozen, member_of_known
+from .fingerprint import fingerprint, frozen, functions_of
 from .guard import Guard, guard
 
 __all__ = ["check_result", "identity", "prepared"]
@@ -45,7 +45,8 @@ def prepared(epilogue: Any, vectors: int) -> Callable[..., Any]:
     Raises
     ------
     TypeError
-        if it is no function, takes another number of arguments, takes some by name alone, or may raise an exception.
+        if it is no function, takes another number of arguments, takes some by name alone, or has a raise or assert
+        statement.
     """
     function = getattr(epilogue, "py_func", epilogue)
     if not isinstance(function, FunctionType):
@@ -73,32 +74,22 @@ def prepared(epilogue: Any, vectors: int) -> Callable[..., Any]:
         if known not in _made:
             if len(_made) >= MAX_MADE:
                 _made.clear()
-            if (raising := _raising(function, set())) is not None:
-                raise TypeError(
-                    f"epilogue {function.__name__} has a raise or assert statement in {raising}; expected none, since "
-                    "a GPU's thread would end there, without storing its other elements; return a NaN instead"
-                )
+            for one in functions_of(function, set()):
+                if _raises(one.__code__):
+                    raise TypeError(
+                        f"epilogue {function.__name__} has a raise or assert statement in {one.__name__}; expected "
+                        "none, since a GPU's thread would end there, without storing its other elements; return a NaN "
+                        "instead"
+                    )
             copy = frozen(given)
             _made[known] = _checking(copy) if SIMULATOR else copy
         return _made[known]
 
 
-def _raising(function: FunctionType, seen: set[FunctionType]) -> str | None:
-    """Return the name of a function with a raise or assert statement: this one or one that it may call; or None."""
-    seen.add(function)
-    codes = [function.__code__]
-    for code in codes:
-        if any(instruction.opname == "RAISE_VARARGS" for instruction in dis.get_instructions(code)):
-            return function.__name__
-        codes += [one for one in code.co_consts if isinstance(one, CodeType)]
-    found = inspect.getclosurevars(function)
-    for value in (*found.globals.values(), *found.nonlocals.values()):
-        other = getattr(value, "py_func", value)
-        if isinstance(other, FunctionType) and other not in seen and member_of_known(other) is None:
-            name = _raising(other, seen)
-            if name is not None:
-                return name
-    return None
+def _raises(code: CodeType) -> bool:
+    """Return True if there is a raise or assert statement in code, or in a function that it defines."""
+    nested = (one for one in code.co_consts if isinstance(one, CodeType))
+    return any(one.opname == "RAISE_VARARGS" for one in dis.get_instructions(code)) or any(map(_raises, nested))
 
 
 # Guards of functions that were looked at, by the identity of their code, or of the object that `cuda.jit` made. One of

@@ -163,6 +163,23 @@ def _globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
     return ((name, space[name]) for name in global_names(function.__code__) if name in space)
 
 
+def functions_of(function: FunctionType, seen: set[Any]) -> Iterator[FunctionType]:
+    """Yield a function and those that it may call, without those of known modules, and add what it meets to `seen`."""
+    seen.add(function)
+    yield function
+    names, values = names_in(function.__code__), [value for _, value in _globals(function)]
+    values += [cell.cell_contents for cell in function.__closure__ or () if is_filled(cell)]
+    for value in values:
+        other = getattr(value, "py_func", value)
+        if not isinstance(other, FunctionType | ModuleType) or other in seen:
+            continue
+        if isinstance(other, FunctionType) and member_of_known(other) is None:
+            yield from functions_of(other, seen)
+        elif isinstance(other, ModuleType) and not is_known(other.__name__):
+            seen.add(other)
+            values += [member for _, member in _found(other, names)]
+
+
 @lru_cache(maxsize=1024)
 def global_names(code: CodeType) -> tuple[str, ...]:
     """Names that code looks up in its globals, and not as attributes; sorted."""
