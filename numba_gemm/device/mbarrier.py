@@ -5,8 +5,8 @@ many arrivals as `initialise` specified and all bytes that `expect` announced ha
 phase of a given parity has ended; the first, third, ... phases have parity 0. On a fresh barrier, the phase of parity 1
 counts as just ended, so a producer that first waits for parity 1 finds its slots free.
 
-PTX ISA: "mbarrier.init", "mbarrier.arrive", "mbarrier.try_wait", "fence.mbarrier_init", "cp.async.mbarrier.arrive". No
-simulator twin.
+PTX ISA: "mbarrier.init", "mbarrier.arrive", "mbarrier.try_wait", "fence.mbarrier_init", "cp.async.mbarrier.arrive",
+"mapa". No simulator twin.
 """
 
 from __future__ import annotations
@@ -38,6 +38,14 @@ if not SIMULATOR:
     @instruction(types.void(types.uint32), "{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [$0]; }")
     def arrive(barrier):
         """Arrive; for threads that wait, the earlier reads and writes of this thread are then complete."""
+
+    # The default scope: with that of a cluster, every arrival and every wait would also flush or discard the L1 cache.
+    @instruction(
+        types.void(types.uint32, types.uint32),
+        "{ .reg .b32 there; mapa.shared::cluster.u32 there, $0, $1; mbarrier.arrive.shared::cluster.b64 _, [there]; }",
+    )
+    def arrive_in(barrier, rank):
+        """Arrive at the barrier that the block of this rank in the cluster has at the address; see `arrive`."""
 
     @instruction(types.void(types.uint32), "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];")
     def arrive_after_copies(barrier):

@@ -6,6 +6,7 @@ A new shape waits for `seconds_of`, so quotients are rounded up in place, as in 
 from __future__ import annotations
 
 from functools import lru_cache
+from math import inf
 from operator import itemgetter
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..kernels.product import BFLOAT16, FLOAT32, ITEM_BYTES
 from ..kernels.stage import Partition, Stage
 from ..kernels.tensor_core import TENSOR_PRECISIONS, TensorPrecision
 from ..kernels.tensor_core.stage import LONG_SUM, ROW_WORDS, TensorStage, precision_for
-from ..kernels.tensor_core.tma_stage import TmaStage
+from ..kernels.tensor_core.tma_stage import PAIRED_ROWS, TmaStage
 
 __all__ = [
     "SPEEDS",
@@ -232,6 +233,7 @@ def seconds_of(
     most_rounds = few_rounds if matrices == 1 and not narrow_a else 1  # others were slower, or have not been timed
     row_boxes = -(-k // ROW_WORDS) / TMA_REQUESTS if isinstance(stage, TmaStage) else 0.0
     u_row, v_row = (row_boxes * TMA_ROW[one] for one in sectors)  # least seconds of copies of a tile's row
+    least_odd = inf if all(sectors) else PAIRED_ROWS
     whole, divided = [], []
     for config, BM, BN, area, flops_per_s, slower, few_slower, end, one_by_one, divisible in rated:
         down, across = -(-rows // BM), -(-cols // BN)
@@ -245,7 +247,8 @@ def seconds_of(
             if some:  # partial sums, of divided ones, begin at sectors
                 other += one_by_one * -(-some // sm_count)
         copying = ROWS_FLOATS[BM] if floats else thin
-        requests = tiles * (BM * u_row + BN * v_row)
+        shared = 2 if down % 2 == 0 or down >= least_odd else 1  # blocks of a cluster share copies of V
+        requests = tiles * (BM * u_row + BN * v_row / shared)
         expected = copying * (other + max(requests, rounds * (few_summing if rounds <= few_rounds else summing)))
         whole.append((copying * (other + max(requests, rounds * flops / flops_per_s)), expected, config, None))
         if not divisible or k < SPLIT_TERMS or rounds > most_rounds or tiles > FULL * rounds * sm_count:

@@ -157,6 +157,8 @@ class Step(NamedTuple):
     carve_out : int
         Percentage of a multiprocessor's largest shared memory that it needs; the rest may serve as L1 cache. -1 leaves
         this to the driver, which makes room for as many blocks as fit.
+    cluster : int
+        Blocks along x that form a cluster (`device.cluster`); the grid must be divisible by it.
     """
 
     kernel: Kernel
@@ -165,6 +167,7 @@ class Step(NamedTuple):
     arguments: tuple[Argument, ...]
     overlaps: bool = False
     carve_out: int = -1
+    cluster: int = 1
 
     def with_operands_swapped(self) -> Step:
         """Return the launch with the slots of A and B swapped."""

@@ -34,19 +34,22 @@ class _LaunchAttribute(ctypes.Structure):
 IDS = driver.CUlaunchAttributeID
 OVERLAPS = int(IDS.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
 CARVE_OUT = int(IDS.CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT)
+CLUSTER = int(IDS.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
 
 
 NO_ATTRIBUTES = 0, 0  # address and number
-_attributes: dict[tuple[bool, int], Any] = {}  # never removed: launches point to them; the driver only reads them
+_attributes: dict[tuple[bool, int, int], Any] = {}  # never removed: launches point to them; the driver only reads them
 
 
-def attributes_of(overlaps: bool, carve_out: int) -> tuple[int, int]:
+def attributes_of(overlaps: bool, carve_out: int, cluster: int) -> tuple[int, int]:
     """Return the address and the number of a launch's attributes, see `Step`, as the driver reads them."""
     found = [_LaunchAttribute(OVERLAPS, b"", (1,))] * overlaps
     if carve_out >= 0:
         found.append(_LaunchAttribute(CARVE_OUT, b"", (carve_out,)))
+    if cluster > 1:
+        found.append(_LaunchAttribute(CLUSTER, b"", (cluster, 1, 1)))
     # One operation: if several threads make them, all get those that stay.
-    made = _attributes.setdefault((overlaps, carve_out), (_LaunchAttribute * len(found))(*found))
+    made = _attributes.setdefault((overlaps, carve_out, cluster), (_LaunchAttribute * len(found))(*found))
     return ctypes.addressof(made), len(made)
 
 
@@ -67,8 +70,9 @@ class FrameLayout:
         # Words that do not move are integers, also NumPy's: shapes of arrays may have these.
         words: list[Any] = []
         moved, found, starts, configs = [], [], [], []
-        for kernel, grid, block, arguments, overlaps, carve_out in steps:
-            attributes = attributes_of(overlaps, carve_out) if overlaps or carve_out >= 0 else NO_ATTRIBUTES
+        for kernel, grid, block, arguments, overlaps, carve_out, cluster in steps:
+            plain = not overlaps and carve_out < 0 and cluster == 1
+            attributes = NO_ATTRIBUTES if plain else attributes_of(overlaps, carve_out, cluster)
             configs.append(CONFIG.pack(*grid, *block, kernel.dynamic_shared, 0, *attributes))
             starts.append(8 * len(words))
             for argument in arguments:

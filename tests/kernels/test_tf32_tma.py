@@ -124,9 +124,11 @@ def test_largest_batch():
 @pytest.mark.parametrize("config", TMA.configs, ids=lambda config: config.name)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_boxes_are_what_a_copy_can_bring(config, layout):
-    for rows, cols in tma_stage.boxes(config, layout):
-        assert rows <= 256
-        assert 4 * cols == ROW_BYTES
+    for blocks in (1, 2):
+        for rows, cols in tma_stage.boxes(config, layout, blocks):
+            assert rows <= 256
+            assert rows % 8 == 0, "the order of chunks in shared memory repeats after eight rows"
+            assert 4 * cols == ROW_BYTES
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -137,18 +139,16 @@ def test_maps_and_grid_of_a_product(layout):
     batch = Batch((1, 1, 3), (0, 0, 4 * m * k), (0, 0, 0), (0, 0, 4 * m * n))
     launches = TMA.launches(config, product_of(a, b, batch), "tf32", None, GPU)
     (step,) = launches.steps
-    u_box, v_box = tma_stage.boxes(config, layout)
+    rows, cols = (-(-extent // size) for extent, size in zip((n, m) if layout == "NN" else (m, n), (128, 256)))
+    assert rows % 2 == 0
+    u_box, v_box = tma_stage.boxes(config, layout, 2)
     a_map = MapOf(Slot.A, a if layout[0] == "N" else a.transposed, v_box if layout == "NN" else u_box, 3, 4 * m * k)
     b_map = MapOf(Slot.B, b if layout[1] == "N" else b.transposed, u_box if layout == "NN" else v_box, 3, 0)
     assert launches.maps == ((b_map, a_map) if layout == "NN" else (a_map, b_map))
-    rows, cols = (n, m) if layout == "NN" else (m, n)
-    assert step.grid == (-(-rows // config.BM) * -(-cols // config.BN), 3, 1)
+    assert (step.grid, step.cluster) == ((rows * cols, 3, 1), 2)
     assert (launches.scratch_bytes, launches.counters) == (0, 0)
-    assert TMA.launches(config, product_of(a, b), "tf32", None, Gpu((9, 0), 5)).steps[0].grid == (
-        5,
-        1,
-        1,
-    )
+    (step,) = TMA.launches(config, product_of(a, b), "tf32", None, Gpu((9, 0), 5)).steps
+    assert (step.grid, step.cluster) == (((5, 1, 1), 1) if rows * cols > 5 else ((rows * cols, 1, 1), 2))
 
 
 @simulated
@@ -380,6 +380,29 @@ def test_product(config, layout, shape):
         exact = 1.5 * (rounded(a) @ rounded(b)) + beta * before.double()
         assert ((c - exact).abs() <= 2.0**-17 * size).all(), "elements are rounded to nearest"
         inner.fill_(float("nan"))
+        assert torch.isnan(guarded).all(), "nothing beside C is written"
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("config", TMA.configs, ids=lambda config: config.name)
+def test_many_rows_of_tiles_that_are_odd(config, layout):
+    """Blocks share copies in pairs, the last of which compute a row of tiles beyond C, and write nothing there."""
+    import torch
+
+    m, n = 17 * config.BM - 8, 8 * config.BN - 8  # more tiles than an H200 has multiprocessors
+    m, n = (n, m) if layout == "NN" else (m, n)
+    for k in (136, 1504):  # rows of both operands begin within sectors, at multiples of 16 bytes
+        a, b = (random(order, rows, cols, pad=4) for order, rows, cols in zip(layout, (m, k), (k, n), strict=True))
+        guarded = torch.full((m + 2, n + 4), float("nan"), device="cuda")
+        c = guarded[1 : m + 1, 1 : n + 1]
+        launch(TMA, config, 1.0, tensor_matrix(a), tensor_matrix(b), 0.0, tensor_matrix(c), precision="tf32")
+        assert within(c, a, b)
+        found = c.clone()
+        launch(TMA, config, 1.0, tensor_matrix(a), tensor_matrix(b), 0.0, tensor_matrix(c), precision="tf32")
+        assert torch.equal(c, found)
+        c.fill_(float("nan"))
         assert torch.isnan(guarded).all(), "nothing beside C is written"
 
 

@@ -202,7 +202,8 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, swapped):
             assert told == words
             assert (did.grid, did.block, did.shared) == (step.grid, step.block, step.kernel.dynamic_shared)
             assert gpu.kernels[did.handle] == step.kernel
-            assert (did.overlaps, did.stream) == (step.overlaps, stream)
+            launched = step.overlaps, step.carve_out, step.cluster, stream
+            assert (did.overlaps, did.carve_out, did.cluster, did.stream) == launched
 
 
 def test_steps_and_kernels_agree_on_the_number_of_parameters():

@@ -33,9 +33,9 @@ from numba_gemm.runtime import frame as frames
 from numba_gemm.runtime.frame import ALWAYS, Frame, FrameLayout
 
 
-def step_of(*arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, overlaps=False, carve_out=-1):
+def step_of(*arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, overlaps=False, carve_out=-1, cluster=1):
     kernel = Kernel("k", lambda *_: None, lambda *_: (), None, None, shared, block[0])
-    return Step(kernel, grid, block, arguments, overlaps, carve_out)
+    return Step(kernel, grid, block, arguments, overlaps, carve_out, cluster)
 
 
 A, B, C = MatrixAt(AT_A, Layout(3, 5, 20, -4)), MatrixAt(AT_B, Layout(5, 4, 0, 4)), MatrixAt(AT_C, Layout(3, 4, 16, 4))
@@ -198,7 +198,7 @@ class Driver:
 def made(monkeypatch):
     """Two launches of a frame, and the driver that it calls."""
     steps = [
-        step_of(A, PARTS, grid=(7, 3, 1)),
+        step_of(A, PARTS, grid=(6, 3, 1), cluster=2),
         step_of(ALPHA, PARTS, BETA, C, grid=(5, 1, 2), block=(64, 2, 1), shared=1 << 16, overlaps=True, carve_out=58),
     ]
     driver = Driver(steps)
@@ -233,9 +233,9 @@ def test_launches_in_order_on_a_stream(made):
         frame.move(2.0, 0.5, a, 0, 512, 1 << 20)
         frame.launch(stream)
         assert driver.launched == [
-            (111, (7, 3, 1), (32, 1, 1), 0, False, -1, stream, [a, 3, 5, 20, -4, 1 << 20, 6, 64, 256, 4]),
+            (111, (6, 3, 1), (32, 1, 1), 0, False, -1, 2, stream, [a, 3, 5, 20, -4, 1 << 20, 6, 64, 256, 4]),
             (
-                *(222, (5, 1, 2), (64, 2, 1), 1 << 16, True, 58, stream),
+                *(222, (5, 1, 2), (64, 2, 1), 1 << 16, True, 58, 1, stream),
                 [2.0, 1 << 20, 6, 64, 256, 4, 0.5, 512, 3, 4, 16, 4],
             ),
         ]
@@ -277,8 +277,8 @@ def test_attributes_that_two_threads_make_are_those_that_stay(monkeypatch):
             super().__init__(*values)
             if not first:  # another thread makes the same, and is done first
                 first.append(None)
-                first[0] = frames.attributes_of(True, 37)
+                first[0] = frames.attributes_of(True, 37, 2)
 
     monkeypatch.setattr(frames, "_attributes", {})
     monkeypatch.setattr(frames, "_LaunchAttribute", Late)
-    assert frames.attributes_of(True, 37) == first[0] == frames.attributes_of(True, 37)
+    assert frames.attributes_of(True, 37, 2) == first[0] == frames.attributes_of(True, 37, 2)

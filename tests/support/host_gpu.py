@@ -35,6 +35,7 @@ CONTEXT = 4321  # of device 0; others follow
 FIRST_HANDLE = 70
 SUCCESS, OUT_OF_MEMORY = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
 CARVE_OUT = int(driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT)
+CLUSTER = int(driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
 SERIALIZATION = int(driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
 MATRIX, VECTOR, SCALAR = 5, 7, 0  # words of an argument; a scalar is a float32, whose word has four bytes unread
 
@@ -82,6 +83,7 @@ class Launched:
     stream: int
     overlaps: bool
     carve_out: int
+    cluster: int
     arguments: dict[str, float | list[int]]
 
     def __getattr__(self, name):
@@ -114,12 +116,15 @@ class LaunchConfig(ctypes.Structure):
 
 
 def attributes_of(config):
-    """Return True if a launch may start early, and the percentage of shared memory that it asks for, or -1."""
-    given = struct.iter_unpack("=iii60x", ctypes.string_at(config.attributes or 0, 72 * config.attribute_count))
-    values = {identity: value for identity, _, value in given}
+    """Return `Step.overlaps`, `Step.carve_out` and `Step.cluster` of a launch."""
+    given = struct.iter_unpack("=iiiii52x", ctypes.string_at(config.attributes or 0, 72 * config.attribute_count))
+    values = {identity: value for identity, _, *value in given}
     assert len(values) == config.attribute_count
-    assert set(values) <= {SERIALIZATION, CARVE_OUT}
-    return values.get(SERIALIZATION, 0) == 1, values.get(CARVE_OUT, -1)
+    assert set(values) <= {SERIALIZATION, CARVE_OUT, CLUSTER}
+    across, *others = values.get(CLUSTER, (1, 1, 1))
+    assert others == [1, 1]
+    assert config.grid[0] % across == 0
+    return values.get(SERIALIZATION, (0,))[0] == 1, values.get(CARVE_OUT, (-1,))[0], across
 
 
 class HostGpu:

@@ -72,6 +72,7 @@ RECORDS: tuple[DirectStage | FusedStage | TensorStage | TmaStage, ...] = (
         waits=True,
         splits=True,
         in_step=True,
+        clusters=True,
     ),
     TmaStage(
         name="tf32_tma",

@@ -22,7 +22,7 @@ Limits: the power limit, under which clocks fall. At 8192 cubed, two thirds of t
 
 from numba import cuda, float32, int32, int64, uint32
 
-from ...device import mbarrier, registers
+from ...device import cluster, mbarrier, registers
 from ...device.grid_order import let_next_start, wait_for_last
 from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
@@ -30,7 +30,7 @@ from ..stage import require
 from .accumulate import tile_sums
 from .epilogue import of_batch, place, sums_store
 from .pacing import pace
-from .pipeline import alternation, first_slot, slot_copies
+from .pipeline import alternation, first_slot, last_arrivals, ring, slot_copies
 from .split_k import share
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP
 
@@ -48,8 +48,9 @@ def build(config, variant, copies=slot_copies, sums=tile_sums):
     )
     SLOTS, CONSUMERS, SLOT = config.slots(precision), config.consumers, config.slot_bytes(precision)
     COLUMN_GROUPS, CLAIM = BN // 8, config.claim
-    fetch, sum_tile = copies(config, precision), sums(config, precision)
+    fetch, sum_tile = copies(config, precision, True), sums(config, precision)
     store, keep_in_step = sums_store(variant, COLUMN_GROUPS), pace(SLOTS)
+    (_, _, following), await_all = ring(SLOTS), last_arrivals(SLOTS)
     begin_alternation, _, _, end_alternation = alternation(config, precision)
 
     @device_function
@@ -68,10 +69,10 @@ def build(config, variant, copies=slot_copies, sums=tile_sums):
         if tid == uint32(0):
             for i in range(SLOTS):
                 mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(1))
-                readers = WARPGROUP // WARP * CONSUMERS + (1 if counter else 0)
+                readers = WARPGROUP // WARP * CONSUMERS * cluster.size() + (1 if counter else 0)
                 mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(readers))
             mbarrier.initialised()
-        cuda.syncthreads()  # the barriers are set up before any thread waits on them
+        cluster.sync()  # the barriers of all blocks are set up before any thread waits on them, or copies to them
         wait_for_last()  # the operands have been decomposed
         if split:
             let_next_start()
@@ -95,11 +96,10 @@ def build(config, variant, copies=slot_copies, sums=tile_sums):
                             pass
                         fetch(at, a, b, s, k_slots, int64(tile_row) * BM, int64(tile_col) * BN, filled)
                         s = uint32(s + 1)
-                        i = uint32(i + 1)
-                        if i == uint32(SLOTS):
-                            i = uint32(0)
-                            parity = uint32(parity ^ 1)
+                        i, parity = following(i, parity)
                     tile = uint32(tile + cuda.gridDim.x)
+                if tid == uint32(WARPGROUP * CONSUMERS):
+                    await_all(empty, i, parity)
         else:
             if CLAIM > 0:
                 registers.claim(CLAIM)

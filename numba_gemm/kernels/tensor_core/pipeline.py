@@ -7,7 +7,7 @@ from typing import Any
 
 from numba import cuda, int64, uint32
 
-from ...device import bulk_copy, mbarrier, named_barrier, wgmma
+from ...device import bulk_copy, cluster, mbarrier, named_barrier, wgmma
 from ...device.address import address_of, shared_address
 from ...device.store import store_axpby1
 from ...device.units import WARP
@@ -25,16 +25,28 @@ def first_slot(memory):
     return uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
 
 
+@device_function
+def shared_load(to, source, count, barrier):
+    """As `bulk_copy.bulk_load`, by all blocks of a cluster: each copies its share for all of them."""
+    blocks = cluster.size()
+    size = uint32(count // blocks)
+    first = uint32(cluster.rank() * size)
+    all_of_them = uint32((uint32(1) << blocks) - uint32(1))
+    bulk_copy.bulk_load_in(uint32(to + first), source + int64(first), size, barrier, all_of_them)
+
+
 @lru_cache(maxsize=64)
-def slot_copies(config: WarpgroupConfig, precision: TensorPrecision):
+def slot_copies(config: WarpgroupConfig, precision: TensorPrecision, shared: bool = False):
     """Make a device function ``(at, a, b, s, k_slots, block_row, block_col, full)``, which one thread calls.
 
     It starts copying slot s of `k_slots`, of the block's rows of decomposed A and B, to the address `at` in shared
-    memory: first the parts of A, then those of B. It announces the number of bytes to the mbarrier `full`.
+    memory: first the parts of A, then those of B. It announces the number of bytes to the mbarrier `full`. If
+    `shared`, the blocks of a cluster have the same columns, and each copies a part of B's tile for all of them.
     """
     PARTS, SLOT = precision.parts, config.slot_bytes(precision)
     A_BYTES, B_BYTES = ROW_BYTES * config.BM, ROW_BYTES * config.BN  # per part of a tile
     B_START = PARTS * A_BYTES
+    load_b = shared_load if shared else bulk_copy.bulk_load
 
     @device_function
     def fetch(at, a, b, s, k_slots, block_row, block_col, full):
@@ -43,7 +55,7 @@ def slot_copies(config: WarpgroupConfig, precision: TensorPrecision):
             row = int64(p * k_slots + s)
             a_to, b_to = uint32(at + p * A_BYTES), uint32(at + B_START + p * B_BYTES)
             bulk_copy.bulk_load(a_to, address_of(a, row, block_row * ROW_WORDS), uint32(A_BYTES), full)
-            bulk_copy.bulk_load(b_to, address_of(b, row, block_col * ROW_WORDS), uint32(B_BYTES), full)
+            load_b(b_to, address_of(b, row, block_col * ROW_WORDS), uint32(B_BYTES), full)
 
     return fetch
 
@@ -54,7 +66,8 @@ def ring(slots: int):
 
     ``await_slot(full, i, parity)`` waits until slot i is full, which ends the phase of this parity of its mbarrier.
     ``give_back(empty, i)`` arrives at the slot's other mbarrier for this warp, whose products must be complete: one
-    lane's arrival orders no loads of the others. ``following(i, parity)`` returns both values for the next slot.
+    lane's arrival orders no loads of the others. It does so in all blocks of the cluster, since each copies a share of
+    the slot. ``following(i, parity)`` returns both values for the next slot.
     """
 
     @device_function
@@ -64,8 +77,9 @@ def ring(slots: int):
 
     @device_function
     def give_back(empty, i):
-        if cuda.threadIdx.x % WARP == 0:
-            mbarrier.arrive(uint32(empty + i * BARRIER_BYTES))  # this warp's products have read the slot
+        lane = uint32(cuda.threadIdx.x % WARP)
+        if lane < cluster.size():  # this warp's products have read the slot
+            mbarrier.arrive_in(uint32(empty + i * BARRIER_BYTES), lane)
 
     @device_function
     def following(i, parity):
@@ -73,6 +87,23 @@ def ring(slots: int):
         return uint32(0) if last else uint32(i + 1), uint32(parity ^ 1) if last else parity
 
     return await_slot, give_back, following
+
+
+@lru_cache(maxsize=64)
+def last_arrivals(slots: int):
+    """Make a device function ``(empty, i, parity)`` that waits until all slots of a `ring`, from slot i on, are free.
+
+    Until then, other blocks of the cluster arrive at this block's barriers, so it must not end.
+    """
+    await_slot, _, following = ring(slots)
+
+    @device_function
+    def await_all(empty, i, parity):
+        for _ in range(slots):
+            await_slot(empty, i, parity)
+            i, parity = following(i, parity)
+
+    return await_all
 
 
 @lru_cache(maxsize=64)

@@ -142,6 +142,15 @@ def later(parts: MatrixAt, rows: int) -> MatrixAt:
     return parts._replace(place=Moving(slot, offset + ROW_BYTES * rows))
 
 
+def blocks_per_cluster(rows: int, blocks: int) -> int:
+    """Return the number of blocks that form a cluster, of a grid for `rows` of tiles.
+
+    Blocks are neighbours in the order of `epilogue.place`, which goes down first: two have tiles of the same columns,
+    of one share if sums are divided, unless the number of rows is odd.
+    """
+    return 2 if rows % 2 == 0 and blocks % 2 == 0 else 1
+
+
 def words_of_turns(tiles: int, matrices: int, gpu: Gpu) -> tuple[Word, int]:
     """Return the address of the counter by which blocks keep in step, and the tiles rounded up to a multiple of them.
 
@@ -168,7 +177,7 @@ class TensorStage(Stage):
     ``splits`` takes a `Partition` whose blocks, along x, are several per tile of C: they share its sums (`split_k`).
     One that ``reads_rows`` reads A before it is decomposed; in place of decomposed A, it is passed that of B once more.
     Its ``narrow_configs`` are for an A of BF16 that it reads as it is (`Product.narrow_a`). Blocks of one that is
-    ``in_step`` keep together (`pacing`).
+    ``in_step`` keep together (`pacing`), and those of one with ``clusters`` share copies, two each, where they can.
     """
 
     min_cc: tuple[int, int] = (9, 0)
@@ -179,6 +188,7 @@ class TensorStage(Stage):
     splits: bool = False
     reads_rows: bool = False
     in_step: bool = False
+    clusters: bool = False
     narrow_configs: tuple[NarrowRowsConfig, ...] = ()
 
     @property
@@ -273,6 +283,12 @@ class TensorStage(Stage):
         vectors = tuple([Vector(i, *vector) for i, vector in enumerate(product.vectors)])
         # Blocks of warpgroups fill a multiprocessor and stay; of others there is one per tile.
         most = gpu.sm_count if isinstance(config, WarpgroupConfig) else MAX_GRID_X
+
+        def launched(kernel: Kernel, rows: int, tiles: int, arguments: tuple[Any, ...], overlaps: bool) -> Step:
+            blocks = min(tiles, most)
+            cluster = blocks_per_cluster(rows, blocks) if self.clusters else 1
+            return Step(kernel, (blocks, made.matrices, 1), block, arguments, overlaps, cluster=cluster)
+
         shares = self.shares(config, product, precision, partition)
         turns: tuple[Word, int] = (0, 0)
         whole = rows * cols if partition is None or shares == 1 else partition.whole
@@ -281,8 +297,8 @@ class TensorStage(Stage):
         paced, words = turns[0] != 0, Words((own[0], own[1], c_step, a_step, b_step, *turns))
         if shares == 1:
             arguments += (x, y, words, *vectors)
-            steps = (*before, Step(kernel, (min(whole, most), made.matrices, 1), block, arguments, overlaps))
-            return Launches(steps, made.bytes, int(paced), paced=paced)
+            multiplies = launched(kernel, rows, whole, arguments, overlaps)
+            return Launches((*before, multiplies), made.bytes, int(paced), paced=paced)
         row = col = 0
         of_a, of_b = places[:2]
         rest, rest_x, rest_y = z, x, y
@@ -294,7 +310,7 @@ class TensorStage(Stage):
             first_c = z._replace(layout=product.c.part(0, 0, row or product.m, col or product.n)[1])
             first_x = x._replace(layout=product.a.part(0, 0, row or product.m, product.k)[1])
             arguments = (ALPHA, of_a, of_b, BETA, first_c, first_x, y, words, *vectors)
-            before += (Step(kernel, (min(whole, most), 1, 1), block, arguments, overlaps),)
+            before += (launched(kernel, row // config.BM or rows, whole, arguments, overlaps),)
             of_b = later(of_b, col)
             of_a = of_b if self.reads_rows else later(of_a, row)
             rest, rest_x, rest_y = behind(z, row, col), behind(x, row, 0), behind(y, 0, col)
@@ -305,8 +321,7 @@ class TensorStage(Stage):
         kernel = self.kernel_of(config, kernel.variant._replace(epilogue=None, vectors=0))
         words = Words((own[0], own[1], step, a_step, b_step, 0, 0))
         arguments = (ALPHA_ONE, of_a, of_b, BETA_ZERO, partials, rest_x, rest_y, words)
-        grid = (min(shares * rows * cols, most), made.matrices, 1)
-        multiplies = Step(kernel, grid, block, arguments, self.waits and bool(before))
+        multiplies = launched(kernel, rows, shares * rows * cols, arguments, self.waits and bool(before))
         narrow_a = isinstance(config, NarrowRowsConfig)
         groups, variant = threads_per_sum(shares), AddPartialsVariant(product.epilogue, len(vectors), narrow_a)
         slot_bits = tensor_precision.slot_bits if tensor_precision.parts > 1 else 0

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from numba import cuda, float32, int32, int64, uint32
 
-from ...device import mbarrier, registers, tensor_map, wgmma
+from ...device import cluster, mbarrier, registers, tensor_map, wgmma
 from ...device.address import (
     address_of,
     col_step,
@@ -34,7 +34,7 @@ from ...simulator.switch import device_function, hardware_only
 from ..stage import require
 from .epilogue import for_each_sum, place
 from .pacing import pace
-from .pipeline import STEP, first_slot, ring
+from .pipeline import STEP, first_slot, last_arrivals, ring
 from .precision import TENSOR_PRECISIONS
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP
 from .tma_stage import PANEL
@@ -169,7 +169,7 @@ def build(config, variant):
     )
     U_BYTES, COLUMN_GROUPS = ROW_BYTES * BM, BN // 8
     start_of, load_rows = row_loads(ALONG)
-    await_slot, give_back, following = ring(SLOTS)
+    (await_slot, give_back, following), await_all = ring(SLOTS), last_arrivals(SLOTS)
     store, wait, keep_in_step = sums_store(config, variant), wgmma.waiting_for_rows(BN, HELD), pace(SLOTS)
     multiply0, multiply1, multiply2, multiply3 = (wgmma.multiply_rows(BN, 4 * step) for step in range(STEPS))
 
@@ -182,7 +182,10 @@ def build(config, variant):
             for panel in range(BM // PANEL):
                 to = uint32(at + uint32(panel * PANEL * ROW_BYTES))
                 tensor_map.load(to, u, int32(row + int32(panel * PANEL)), k, u_place, full)
-        tensor_map.load(uint32(at + uint32(U_BYTES)), v, k, col, v_place, full)
+        blocks = cluster.size()  # they have the same rows of V, and each copies a part of them for all
+        first, all_of_them = uint32(cluster.rank() * uint32(uint32(BN) // blocks)), uint32((uint32(1) << blocks) - 1)
+        v_to = uint32(at + uint32(U_BYTES) + uint32(first * uint32(ROW_BYTES)))
+        tensor_map.load_in(v_to, v, k, int32(col + int32(first)), v_place, full, all_of_them)
 
     @device_function
     def turn(acc, held, held_before, memory, start, full, i, parity, first, keep):
@@ -209,15 +212,17 @@ def build(config, variant):
         empty = uint32(full + SLOTS * BARRIER_BYTES)
         tid = uint32(cuda.threadIdx.x)
         k_slots = uint32((k + (2 * ROW_WORDS - 1)) // (2 * ROW_WORDS) * 2)  # even; the last slot may hold only zeros
+        blocks = cluster.size()
         rows, cols = uint32((c.shape[0] + (BM - 1)) // BM), uint32((c.shape[1] + (BN - 1)) // BN)
+        rows = uint32(uint32(rows + uint32(blocks - uint32(1))) // blocks * blocks)  # the last row may be beyond C
         counter = steps[3]  # 0 if blocks do not keep in step
         if tid == uint32(0):
             for i in range(SLOTS):
                 mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(1))
-                readers = WARPGROUP // WARP * CONSUMERS + (1 if counter else 0)
+                readers = WARPGROUP // WARP * CONSUMERS * blocks + (1 if counter else 0)
                 mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(readers))
             mbarrier.initialised()
-        cuda.syncthreads()  # the barriers are set up before any thread waits on them
+        cluster.sync()  # the barriers of all blocks are set up before any thread waits on them, or copies to them
 
         i, tile = uint32(0), uint32(cuda.blockIdx.x)
         if tid >= uint32(WARPGROUP * CONSUMERS):
@@ -246,6 +251,8 @@ def build(config, variant):
                         s = uint32(s + 1)
                         i, parity = following(i, parity)
                     tile = uint32(tile + cuda.gridDim.x)
+                if fetches:
+                    await_all(empty, i, parity)
         else:
             if CLAIM > 0:
                 registers.claim(CLAIM)

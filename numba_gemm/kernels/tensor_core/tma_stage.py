@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ...device.access import SECTOR
 from ...device.units import FLOAT32_BYTES, MAX_GRID_Y, ceil_div
 from ..code import Code
 from ..product import Layout, Product
@@ -14,7 +15,7 @@ from ..stage import Gpu, Partition, Stage
 from ..step import ALPHA, AT_C, BETA, Argument, Kernel, Launches, MapOf, MatrixAt, Moving, Slot, Step, Vector, Words
 from .config import ROW_WORDS, TensorVariant, WarpgroupConfig
 from .precision import TensorPrecision
-from .stage import words_of_turns
+from .stage import blocks_per_cluster, words_of_turns
 
 SIGNATURE = Code("tensor_core.signatures", "tma_signature")
 FIRST_MAP, SECOND_MAP = Words((Moving(Slot.FIRST_MAP),)), Words((Moving(Slot.SECOND_MAP),))
@@ -22,7 +23,8 @@ FIRST_MAP, SECOND_MAP = Words((Moving(Slot.FIRST_MAP),)), Words((Moving(Slot.SEC
 UNIT = 16  # bytes; addresses and strides of a tensor map are multiples
 STRIDE_END = 1 << 40
 PANEL = ROW_WORDS  # rows per panel of `tf32_tma`: their floats of one k are 128 bytes
-EXTENT_END = 1 << 30  # coordinates, up to a tile beyond the edge, are 32-bit integers
+EXTENT_END = 1 << 30  # coordinates, up to two tiles beyond the edge, are 32-bit integers
+PAIRED_ROWS = 16  # of tiles, from which on one more row is computed so that all blocks share copies
 
 
 class TmaOperands(NamedTuple):
@@ -40,6 +42,8 @@ class TmaOperands(NamedTuple):
         Extents of ``U @ V.T``.
     u_step, v_step : int
         Bytes to the next matrix of a batch; 0 if all share it.
+    u_sectors, v_sectors : bool
+        True if rows that the tensor maps describe begin at sectors of memory, as far as strides tell.
     """
 
     layout: str
@@ -51,6 +55,8 @@ class TmaOperands(NamedTuple):
     cols: int
     u_step: int
     v_step: int
+    u_sectors: bool
+    v_sectors: bool
 
 
 def describable(layout: Layout, step: int = 0) -> bool:
@@ -70,6 +76,13 @@ def _regular(layout: Layout) -> bool:
     return layout.row_stride % UNIT == 0 and FLOAT32_BYTES * layout.cols <= layout.row_stride < STRIDE_END
 
 
+def _described(layout: str, of_u: tuple[Layout, Slot, int, int], of_v: tuple[Layout, Slot, int, int]) -> TmaOperands:
+    """Return a record of operands, of each of which its layout, slot, rows and batch step are given."""
+    (u, u_slot, rows, u_step), (v, v_slot, cols, v_step) = of_u, of_v
+    at_sectors = ((one.row_stride | step) % (SECTOR * FLOAT32_BYTES) == 0 for one, step in ((u, u_step), (v, v_step)))
+    return TmaOperands(layout, u, v, u_slot, v_slot, rows, cols, u_step, v_step, *at_sectors)
+
+
 @lru_cache(maxsize=1024)
 def tma_operands(product: Product) -> TmaOperands | None:
     """Return the operands of a product as tensor maps describe them; None if they must be decomposed instead.
@@ -83,15 +96,15 @@ def tma_operands(product: Product) -> TmaOperands | None:
     a, b = product.a, product.b
     by_rows = describable(a, a_step)
     if by_rows and describable(b, b_step):
-        return TmaOperands("NN", b, a, Slot.B, Slot.A, n, m, b_step, a_step)
+        return _described("NN", (b, Slot.B, n, b_step), (a, Slot.A, m, a_step))
     across = b.transposed
     if not describable(across, b_step):
         return None
     if by_rows:
-        return TmaOperands("NT", a, across, Slot.A, Slot.B, m, n, a_step, b_step)
+        return _described("NT", (a, Slot.A, m, a_step), (across, Slot.B, n, b_step))
     down = a.transposed
     if describable(down, a_step):
-        return TmaOperands("TT", down, across, Slot.A, Slot.B, m, n, a_step, b_step)
+        return _described("TT", (down, Slot.A, m, a_step), (across, Slot.B, n, b_step))
     return None
 
 
@@ -143,22 +156,33 @@ class TmaLayout:
 LAYOUTS = {"NN": TmaLayout(False, True), "NT": TmaLayout(True, False), "TT": TmaLayout(False, False)}
 
 
-def boxes(config: WarpgroupConfig, layout: str) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return rows and columns of the boxes that copies of `tf32_tma` fetch: of U as stored, and of V."""
+def boxes(config: WarpgroupConfig, layout: str, blocks: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return rows and columns of the boxes that copies of `tf32_tma` fetch, of U as stored, and of V.
+
+    In a cluster, `blocks` share the copies of V.
+    """
     along = LAYOUTS[layout].along
-    return (config.BM, ROW_WORDS) if along else (ROW_WORDS, PANEL), (config.BN, ROW_WORDS)
+    return (config.BM, ROW_WORDS) if along else (ROW_WORDS, PANEL), (config.BN // blocks, ROW_WORDS)
+
+
+def rows_in_pairs(rows: int, at_sectors: bool) -> int:
+    """Return the rows of tiles that pairs of blocks compute, one more than there are if that is worth it.
+
+    Shared copies save time if rows of an operand do not begin ``at_sectors``, since these take more requests.
+    """
+    return rows + rows % 2 if rows >= PAIRED_ROWS and not at_sectors else rows
 
 
 @dataclass(frozen=True, eq=False)
 class TmaStage(Stage):
     """A stage whose operands are copied by tensor maps.
 
-    ``build(config, variant)`` takes a `TmaVariant`; ``boxes(config, layout)`` returns rows and columns of the boxes
-    that copies bring, of U and of V.
+    ``build(config, variant)`` takes a `TmaVariant`; ``boxes(config, layout, blocks)`` returns rows and columns of
+    the boxes that copies bring, of U and of V, in clusters of so many blocks.
     """
 
     tensor_precision: TensorPrecision | None = None
-    boxes: Callable[[WarpgroupConfig, str], tuple[tuple[int, int], tuple[int, int]]] | None = None
+    boxes: Callable[[WarpgroupConfig, str, int], tuple[tuple[int, int], tuple[int, int]]] | None = None
 
     @property
     def batch_dimensions(self) -> int:
@@ -201,8 +225,11 @@ class TmaStage(Stage):
         assert self.boxes is not None
         found, matrices = self._operands(product), product.batch.extents[-1]
         kernel = self._kernel(config, product, found.layout)
-        u_box, v_box = self.boxes(config, found.layout)
-        tiles = ceil_div(found.rows, config.BM) * ceil_div(found.cols, config.BN)
+        rows, cols = ceil_div(found.rows, config.BM), ceil_div(found.cols, config.BN)
+        paired = rows_in_pairs(rows, found.u_sectors and found.v_sectors)
+        cluster = blocks_per_cluster(paired, min(paired * cols, gpu.sm_count))
+        tiles = cols * (paired if cluster > 1 else rows)
+        u_box, v_box = self.boxes(config, found.layout, cluster)
         turns = words_of_turns(tiles, matrices, gpu)
         vectors = [Vector(i, *vector) for i, vector in enumerate(product.vectors)]
         arguments: tuple[Argument, ...] = (
@@ -219,6 +246,7 @@ class TmaStage(Stage):
             MapOf(found.u_slot, found.u, u_box, matrices, found.u_step),
             MapOf(found.v_slot, found.v, v_box, matrices, found.v_step),
         )
-        step = Step(kernel, (min(tiles, gpu.sm_count), matrices, 1), (config.threads, 1, 1), arguments)
+        grid = min(tiles, gpu.sm_count), matrices, 1
+        step = Step(kernel, grid, (config.threads, 1, 1), arguments, cluster=cluster)
         paced = turns[0] != 0
         return Launches((step,), counters=int(paced), maps=maps, paced=paced)

@@ -49,9 +49,9 @@ NO_COPIES, NO_ADDITIONS, ONLY_INSTRUCTIONS = "without copies", "without addition
 ONLY_COPIES = "copies alone"
 
 
-def first_copies(config: Any, precision: Any) -> Any:
+def first_copies(config: Any, precision: Any, shared: bool) -> Any:
     """Make a device function that fills each slot only at the start of a tile, in place of `slot_copies`."""
-    fetch, SLOTS = slot_copies(config, precision), config.slots(precision)
+    fetch, SLOTS = slot_copies(config, precision, shared), config.slots(precision)
 
     @device_function
     def fetch_first(at, a, b, s, k_slots, block_row, block_col, full):  # type: ignore[no-untyped-def]
