@@ -39,13 +39,14 @@ if not SIMULATOR:
     def arrive(barrier):
         """Arrive; for threads that wait, the earlier reads and writes of this thread are then complete."""
 
+    @instruction(types.uint32(types.uint32, types.uint32), "mapa.shared::cluster.u32 $0, $1, $2;", clobbers="")
+    def in_block(barrier, rank):
+        """Return the address, for `arrive_at`, of the barrier that the block of this rank in the cluster has there."""
+
     # The default scope: with that of a cluster, every arrival and every wait would also flush or discard the L1 cache.
-    @instruction(
-        types.void(types.uint32, types.uint32),
-        "{ .reg .b32 there; mapa.shared::cluster.u32 there, $0, $1; mbarrier.arrive.shared::cluster.b64 _, [there]; }",
-    )
-    def arrive_in(barrier, rank):
-        """Arrive at the barrier that the block of this rank in the cluster has at the address; see `arrive`."""
+    @instruction(types.void(types.uint32), "mbarrier.arrive.shared::cluster.b64 _, [$0];")
+    def arrive_at(barrier):
+        """Arrive at a barrier of any block of the cluster; see `arrive`."""
 
     @instruction(types.void(types.uint32), "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];")
     def arrive_after_copies(barrier):

@@ -6,7 +6,6 @@ A new shape waits for `seconds_of`, so quotients are rounded up in place, as in 
 from __future__ import annotations
 
 from functools import lru_cache
-from math import inf
 from operator import itemgetter
 from typing import Any
 
@@ -233,7 +232,7 @@ def seconds_of(
     most_rounds = few_rounds if matrices == 1 and not narrow_a else 1  # others were slower, or have not been timed
     row_boxes = -(-k // ROW_WORDS) / TMA_REQUESTS if isinstance(stage, TmaStage) else 0.0
     u_row, v_row = (row_boxes * TMA_ROW[one] for one in sectors)  # least seconds of copies of a tile's row
-    least_odd = inf if all(sectors) else PAIRED_ROWS
+    paired = isinstance(stage, TmaStage) and not all(sectors)
     whole, divided = [], []
     for config, BM, BN, area, flops_per_s, slower, few_slower, end, one_by_one, divisible in rated:
         down, across = -(-rows // BM), -(-cols // BN)
@@ -247,7 +246,7 @@ def seconds_of(
             if some:  # partial sums, of divided ones, begin at sectors
                 other += one_by_one * -(-some // sm_count)
         copying = ROWS_FLOATS[BM] if floats else thin
-        shared = 2 if down % 2 == 0 or down >= least_odd else 1  # blocks of a cluster share copies of V
+        shared = 2 if paired and (down % 2 == 0 or down >= PAIRED_ROWS) else 1  # two blocks share copies of V
         requests = tiles * (BM * u_row + BN * v_row / shared)
         expected = copying * (other + max(requests, rounds * (few_summing if rounds <= few_rounds else summing)))
         whole.append((copying * (other + max(requests, rounds * flops / flops_per_s)), expected, config, None))

@@ -132,23 +132,23 @@ def test_boxes_are_what_a_copy_can_bring(config, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_maps_and_grid_of_a_product(layout):
+@pytest.mark.parametrize(("k", "cluster"), [(64, 1), (68, 2)])
+def test_maps_and_grid_of_a_product(layout, k, cluster):
     """Each operand's map has the kernel's box; blocks are one per tile of C or of its transpose."""
-    m, n, k, config = 200, 1000, 64, TMA.configs[0]
+    m, n, config = 200, 1000, TMA.configs[0]
     a, b = dense(layout[0], m, k), dense(layout[1], k, n)
     batch = Batch((1, 1, 3), (0, 0, 4 * m * k), (0, 0, 0), (0, 0, 4 * m * n))
     launches = TMA.launches(config, product_of(a, b, batch), "tf32", None, GPU)
     (step,) = launches.steps
-    rows, cols = (-(-extent // size) for extent, size in zip((n, m) if layout == "NN" else (m, n), (128, 256)))
-    assert rows % 2 == 0
-    u_box, v_box = tma_stage.boxes(config, layout, 2)
+    u_box, v_box = tma_stage.boxes(config, layout, cluster)
     a_map = MapOf(Slot.A, a if layout[0] == "N" else a.transposed, v_box if layout == "NN" else u_box, 3, 4 * m * k)
     b_map = MapOf(Slot.B, b if layout[1] == "N" else b.transposed, u_box if layout == "NN" else v_box, 3, 0)
     assert launches.maps == ((b_map, a_map) if layout == "NN" else (a_map, b_map))
-    assert (step.grid, step.cluster) == ((rows * cols, 3, 1), 2)
+    rows, cols = (n, m) if layout == "NN" else (m, n)
+    assert (step.grid, step.cluster) == ((-(-rows // config.BM) * -(-cols // config.BN), 3, 1), cluster)
     assert (launches.scratch_bytes, launches.counters) == (0, 0)
     (step,) = TMA.launches(config, product_of(a, b), "tf32", None, Gpu((9, 0), 5)).steps
-    assert (step.grid, step.cluster) == (((5, 1, 1), 1) if rows * cols > 5 else ((rows * cols, 1, 1), 2))
+    assert (step.grid, step.cluster) == ((5, 1, 1), 1)
 
 
 @simulated

@@ -113,7 +113,7 @@ def running_sums(config: WarpgroupConfig, precision: TensorPrecision):
     products = slot_products(config, precision, precision.products, fresh=False)
 
     @device_function
-    def running(total, start, full, empty, i, parity, k_slots, group):
+    def running(total, start, full, emptied, i, parity, k_slots, group):
         clear(total)
         s, last = uint32(0), uint32(0)
         while s < k_slots:
@@ -122,12 +122,12 @@ def running_sums(config: WarpgroupConfig, precision: TensorPrecision):
             products(total, a_tile, b_tile, s > uint32(0))
             wait(total, 1)
             if s > uint32(0):
-                give_back(empty, last)
+                give_back(emptied, last)
             last = i
             s = uint32(s + 1)
             i, parity = following(i, parity)
         wait(total, 0)
-        give_back(empty, last)
+        give_back(emptied, last)
         return i, parity
 
     return running
@@ -135,12 +135,12 @@ def running_sums(config: WarpgroupConfig, precision: TensorPrecision):
 
 @lru_cache(maxsize=64)
 def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
-    """Make a device function ``(total, start, full, empty, i, parity, k_slots, group)`` for a consumer warpgroup.
+    """Make a device function ``(total, start, full, emptied, i, parity, k_slots, group)`` for a consumer warpgroup.
 
     It sets ``total`` to the products of warpgroup `group`'s rows of A with the block's columns of B, summed over all
-    slots. The slots form a ring at `start`, with mbarriers at `full` and `empty`. Every warp arrives at a slot's
-    `empty` barrier when it has read the slot. The first slot has index `i` and is full once the phase of this `parity`
-    has ended; the function returns both for the slot after the tile.
+    slots. The slots form a ring at `start`, with mbarriers at `full` and those of `barriers_to_tell`, `emptied`, at
+    which every warp arrives when it has read a slot. The first slot has index `i` and is full once the phase of this
+    `parity` has ended; the function returns both for the slot after the tile.
     """
     BN = config.BN
     COLUMN_GROUPS = BN // 8
@@ -159,7 +159,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
     rest = slot_products(config, precision, others, fresh=False)
 
     @device_function
-    def folded(total, start, full, empty, i, parity, k_slots, group):
+    def folded(total, start, full, emptied, i, parity, k_slots, group):
         sums, rests = cuda.local.array((COLUMN_GROUPS, 4), float32), cuda.local.array((COLUMN_GROUPS, 4), float32)
         clear(total)
         clear(rests)
@@ -176,11 +176,11 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
             hand_over(group)
             wait(sums, 0 if ALTERNATES else 1)
             if ALTERNATES:
-                give_back(empty, i)
+                give_back(emptied, i)
             add(total, sums)
             wait(rests, 0)
             if not ALTERNATES:
-                give_back(empty, i)
+                give_back(emptied, i)
             s = uint32(s + 1)
             i, parity = following(i, parity)
         finish(total, rests)
@@ -189,19 +189,19 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
     everything = slot_products(config, precision, precision.products, fresh=False)
 
     @device_function
-    def add_slot(total, sums, start, full, empty, i, parity, group):
+    def add_slot(total, sums, start, full, emptied, i, parity, group):
         await_slot(full, i, parity)
         a_tile, b_tile = tiles(start, i, group)
         take(group)
         everything(sums, a_tile, b_tile, True)
         hand_over(group)
         wait(sums, 0)
-        give_back(empty, i)
+        give_back(emptied, i)
         add_exactly(total, sums)
         return following(i, parity)
 
     @device_function
-    def compensated(total, start, full, empty, i, parity, k_slots, group):
+    def compensated(total, start, full, emptied, i, parity, k_slots, group):
         sums = cuda.local.array((COLUMN_GROUPS, 4), float32)
         clear(total)
         clear(sums)
@@ -209,11 +209,11 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
         # Two slots per turn of the loop: an addition leaves the total in other registers, and a second one brings it
         # back, so nothing has to be moved at the end of a turn. An odd slot comes first.
         if k_slots % uint32(2) == uint32(1):
-            i, parity = add_slot(total, sums, start, full, empty, i, parity, group)
+            i, parity = add_slot(total, sums, start, full, emptied, i, parity, group)
             s = uint32(1)
         while s < k_slots:
-            i, parity = add_slot(total, sums, start, full, empty, i, parity, group)
-            i, parity = add_slot(total, sums, start, full, empty, i, parity, group)
+            i, parity = add_slot(total, sums, start, full, emptied, i, parity, group)
+            i, parity = add_slot(total, sums, start, full, emptied, i, parity, group)
             s = uint32(s + 2)
         finish(total, sums)
         return i, parity
@@ -234,7 +234,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
         add(rests, sums)
 
     @device_function
-    def stepwise(total, start, full, empty, i, parity, k_slots, group):
+    def stepwise(total, start, full, emptied, i, parity, k_slots, group):
         sums, rests = cuda.local.array((COLUMN_GROUPS, 4), float32), cuda.local.array((COLUMN_GROUPS, 4), float32)
         clear(total)
         clear(rests)
@@ -249,7 +249,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
             multiply_step(sums, rests, a_tile, b_tile, group, 2)
             add_sums(total, sums, rests)
             multiply_step(sums, rests, a_tile, b_tile, group, 3)
-            give_back(empty, i)
+            give_back(emptied, i)
             add_sums(total, sums, rests)
             s = uint32(s + 1)
             i, parity = following(i, parity)

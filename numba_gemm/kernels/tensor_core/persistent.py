@@ -30,7 +30,7 @@ from ..stage import require
 from .accumulate import tile_sums
 from .epilogue import of_batch, place, sums_store
 from .pacing import pace
-from .pipeline import alternation, first_slot, last_arrivals, ring, slot_copies
+from .pipeline import alternation, barriers_to_tell, first_slot, last_arrivals, ring, slot_copies
 from .split_k import share
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP
 
@@ -104,13 +104,13 @@ def build(config, variant, copies=slot_copies, sums=tile_sums):
             if CLAIM > 0:
                 registers.claim(CLAIM)
             group, lane, warp = uint32(tid // WARPGROUP), uint32(tid % WARP), uint32(tid // WARP % 4)
-            total = cuda.local.array((COLUMN_GROUPS, 4), float32)
+            total, emptied = cuda.local.array((COLUMN_GROUPS, 4), float32), barriers_to_tell(empty)
             parity = uint32(0)
             begin_alternation(group)
             while tile < uint32(rows * cols):
                 tile_row, tile_col = place(tile, rows, cols)
                 _, first, end = share(tile_row, rows, own_rows, k_slots)
-                i, parity = sum_tile(total, start, full, empty, i, parity, uint32(end - first), group)
+                i, parity = sum_tile(total, start, full, emptied, i, parity, uint32(end - first), group)
                 row = int64(tile_row) * BM + int64(group * GROUP_ROWS + warp * 16 + lane // 4)
                 col = int64(tile_col) * BN + int64(lane % 4 * 2)
                 store(c, row, col, alpha, total, beta, a, b, x, y, vectors, split)

@@ -26,13 +26,21 @@ def first_slot(memory):
 
 
 @device_function
+def own_share(count):
+    """Return the part of `count` that this block copies for a cluster of one block or two: its first, and its size.
+
+    The third value is the mask of the cluster's blocks.
+    """
+    second = uint32(cluster.size() - uint32(1))  # 1 if there is a second block
+    size = uint32(count >> second)
+    return uint32(size * uint32(cuda.blockIdx.x & second)), size, uint32(uint32(2) * second + uint32(1))
+
+
+@device_function
 def shared_load(to, source, count, barrier):
     """As `bulk_copy.bulk_load`, by all blocks of a cluster: each copies its share for all of them."""
-    blocks = cluster.size()
-    size = uint32(count // blocks)
-    first = uint32(cluster.rank() * size)
-    all_of_them = uint32((uint32(1) << blocks) - uint32(1))
-    bulk_copy.bulk_load_in(uint32(to + first), source + int64(first), size, barrier, all_of_them)
+    first, size, blocks = own_share(count)
+    bulk_copy.bulk_load_in(uint32(to + first), source + int64(first), size, barrier, blocks)
 
 
 @lru_cache(maxsize=64)
@@ -60,14 +68,24 @@ def slot_copies(config: WarpgroupConfig, precision: TensorPrecision, shared: boo
     return fetch
 
 
+@device_function
+def barriers_to_tell(empty):
+    """Return the address, in the cluster, of the barriers `empty` at which this lane arrives for its warp; 0 if none.
+
+    Each block of the cluster copies to the slots of all, so a lane tells each.
+    """
+    lane = uint32(cuda.threadIdx.x % WARP)
+    return mbarrier.in_block(empty, lane) if lane < cluster.size() else uint32(0)
+
+
 @lru_cache(maxsize=64)
 def ring(slots: int):
     """Make the device functions of a ring of slots, which a warpgroup reads one after another.
 
     ``await_slot(full, i, parity)`` waits until slot i is full, which ends the phase of this parity of its mbarrier.
-    ``give_back(empty, i)`` arrives at the slot's other mbarrier for this warp, whose products must be complete: one
-    lane's arrival orders no loads of the others. It does so in all blocks of the cluster, since each copies a share of
-    the slot. ``following(i, parity)`` returns both values for the next slot.
+    ``give_back(emptied, i)`` arrives at the slot's other mbarrier for this warp, whose products must be complete: one
+    lane's arrival orders no loads of the others. `emptied` is the result of `barriers_to_tell`. ``following(i,
+    parity)`` returns both values for the next slot.
     """
 
     @device_function
@@ -76,10 +94,9 @@ def ring(slots: int):
             pass
 
     @device_function
-    def give_back(empty, i):
-        lane = uint32(cuda.threadIdx.x % WARP)
-        if lane < cluster.size():  # this warp's products have read the slot
-            mbarrier.arrive_in(uint32(empty + i * BARRIER_BYTES), lane)
+    def give_back(emptied, i):
+        if emptied != uint32(0):
+            mbarrier.arrive_at(uint32(emptied + i * BARRIER_BYTES))  # this warp's products have read the slot
 
     @device_function
     def following(i, parity):

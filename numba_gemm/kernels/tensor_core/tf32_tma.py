@@ -34,7 +34,7 @@ from ...simulator.switch import device_function, hardware_only
 from ..stage import require
 from .epilogue import for_each_sum, place
 from .pacing import pace
-from .pipeline import STEP, first_slot, last_arrivals, ring
+from .pipeline import STEP, barriers_to_tell, first_slot, last_arrivals, own_share, ring
 from .precision import TENSOR_PRECISIONS
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP
 from .tma_stage import PANEL
@@ -182,10 +182,9 @@ def build(config, variant):
             for panel in range(BM // PANEL):
                 to = uint32(at + uint32(panel * PANEL * ROW_BYTES))
                 tensor_map.load(to, u, int32(row + int32(panel * PANEL)), k, u_place, full)
-        blocks = cluster.size()  # they have the same rows of V, and each copies a part of them for all
-        first, all_of_them = uint32(cluster.rank() * uint32(uint32(BN) // blocks)), uint32((uint32(1) << blocks) - 1)
+        first, _, blocks = own_share(uint32(BN))  # blocks of a cluster have the same rows of V
         v_to = uint32(at + uint32(U_BYTES) + uint32(first * uint32(ROW_BYTES)))
-        tensor_map.load_in(v_to, v, k, int32(col + int32(first)), v_place, full, all_of_them)
+        tensor_map.load_in(v_to, v, k, int32(col + int32(first)), v_place, full, blocks)
 
     @device_function
     def turn(acc, held, held_before, memory, start, full, i, parity, first, keep):
@@ -214,7 +213,7 @@ def build(config, variant):
         k_slots = uint32((k + (2 * ROW_WORDS - 1)) // (2 * ROW_WORDS) * 2)  # even; the last slot may hold only zeros
         blocks = cluster.size()
         rows, cols = uint32((c.shape[0] + (BM - 1)) // BM), uint32((c.shape[1] + (BN - 1)) // BN)
-        rows = uint32(uint32(rows + uint32(blocks - uint32(1))) // blocks * blocks)  # the last row may be beyond C
+        rows = uint32(uint32(rows + uint32(blocks - uint32(1))) & uint32(0 - blocks))  # the last row may be beyond C
         counter = steps[3]  # 0 if blocks do not keep in step
         if tid == uint32(0):
             for i in range(SLOTS):
@@ -257,7 +256,7 @@ def build(config, variant):
             if CLAIM > 0:
                 registers.claim(CLAIM)
             group, lane, warp = uint32(tid // WARPGROUP), uint32(tid % WARP), uint32(tid // WARP % 4)
-            own_row, first = start_of(group, warp, lane)
+            (own_row, first), emptied = start_of(group, warp, lane), barriers_to_tell(empty)
             acc = cuda.local.array((COLUMN_GROUPS, 4), float32)
             even, odd = cuda.local.array(HELD, float32), cuda.local.array(HELD, float32)
             parity = uint32(0)
@@ -271,16 +270,16 @@ def build(config, variant):
                 while s < k_slots:
                     turn(acc, even, odd, memory, start, full, i, parity, first, s > uint32(0))
                     if s > uint32(0):
-                        give_back(empty, last)  # its lanes' loads have landed: products of them are complete
+                        give_back(emptied, last)  # its lanes' loads have landed: products of them are complete
                     last = i
                     i, parity = following(i, parity)
                     turn(acc, odd, even, memory, start, full, i, parity, first, True)
-                    give_back(empty, last)
+                    give_back(emptied, last)
                     last = i
                     i, parity = following(i, parity)
                     s = uint32(s + 2)
                 wait(acc, odd, 0)
-                give_back(empty, last)
+                give_back(emptied, last)
                 tile_row, tile_col = place(tile, rows, cols)
                 block_row, block_col = int64(tile_row) * BM, int64(tile_col) * BN
                 inside = block_row + BM <= c.shape[0] and block_col + BN <= c.shape[1]

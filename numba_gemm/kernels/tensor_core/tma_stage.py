@@ -24,7 +24,7 @@ UNIT = 16  # bytes; addresses and strides of a tensor map are multiples
 STRIDE_END = 1 << 40
 PANEL = ROW_WORDS  # rows per panel of `tf32_tma`: their floats of one k are 128 bytes
 EXTENT_END = 1 << 30  # coordinates, up to two tiles beyond the edge, are 32-bit integers
-PAIRED_ROWS = 16  # of tiles, from which on one more row is computed so that all blocks share copies
+PAIRED_ROWS = 16  # of tiles, from which on an odd number is made even so that blocks share copies
 
 
 class TmaOperands(NamedTuple):
@@ -166,11 +166,11 @@ def boxes(config: WarpgroupConfig, layout: str, blocks: int) -> tuple[tuple[int,
 
 
 def rows_in_pairs(rows: int, at_sectors: bool) -> int:
-    """Return the rows of tiles that pairs of blocks compute, one more than there are if that is worth it.
+    """Return the rows of tiles that pairs of blocks compute, one of which may be beyond C; 0 without pairs.
 
-    Shared copies save time if rows of an operand do not begin ``at_sectors``, since these take more requests.
+    Blocks share copies if rows of an operand do not begin ``at_sectors``, since these take more requests.
     """
-    return rows + rows % 2 if rows >= PAIRED_ROWS and not at_sectors else rows
+    return 0 if at_sectors or (rows % 2 and rows < PAIRED_ROWS) else rows + rows % 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +227,7 @@ class TmaStage(Stage):
         kernel = self._kernel(config, product, found.layout)
         rows, cols = ceil_div(found.rows, config.BM), ceil_div(found.cols, config.BN)
         paired = rows_in_pairs(rows, found.u_sectors and found.v_sectors)
-        cluster = blocks_per_cluster(paired, min(paired * cols, gpu.sm_count))
+        cluster = blocks_per_cluster(paired, min(paired * cols, gpu.sm_count)) if paired else 1
         tiles = cols * (paired if cluster > 1 else rows)
         u_box, v_box = self.boxes(config, found.layout, cluster)
         turns = words_of_turns(tiles, matrices, gpu)

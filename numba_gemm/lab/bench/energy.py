@@ -76,7 +76,7 @@ def bare_sums(multiplies: bool, config: Any, precision: Any) -> Any:
     _, take, hand_over, _ = alternation(config, precision)
 
     @device_function
-    def sum_tile(total, start, full, empty, i, parity, k_slots, group):  # type: ignore[no-untyped-def]
+    def sum_tile(total, start, full, emptied, i, parity, k_slots, group):  # type: ignore[no-untyped-def]
         clear(total)
         s = uint32(0)
         while s < k_slots:
@@ -87,7 +87,7 @@ def bare_sums(multiplies: bool, config: Any, precision: Any) -> Any:
                 products(total, a_tile, b_tile, True)
                 hand_over(group)
                 wait(total, 0)
-            give_back(empty, i)
+            give_back(emptied, i)
             s = uint32(s + 1)
             i, parity = following(i, parity)
         return i, parity
