@@ -25,8 +25,11 @@ if not SIMULATOR:
 
     @instruction(
         types.void(),
-        "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;",
+        "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;",
         convergent=True,
     )
-    def sync():
-        """Wait for all threads of the cluster, which see each other's earlier writes; all warps call it as a whole."""
+    def await_barriers():
+        """Wait until each block of the cluster has set up its barriers; every warp calls it as a whole.
+
+        Of earlier writes, only those before `mbarrier.initialised` are visible then.
+        """

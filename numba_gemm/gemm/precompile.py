@@ -369,7 +369,7 @@ def _named(stage: Stage, precision: str, kernel: Kernel) -> Named:
 def _tensor_kernels(stage: Stage, precision: str, cc: tuple[int, int]) -> Iterator[Named]:
     """Yield the kernels of all steps of single products, for short sums and long ones, and for divided ones."""
     gpu, extent = Gpu(cc, 1), 256
-    for k in (LONG_SUM // 2, 2 * LONG_SUM):
+    for k in (LONG_SUM // 2, 2 * LONG_SUM + 4):  # rows of as many floats begin at sectors of memory, and within them
         for config in configs_for(stage, precision, k):
             layouts = (
                 TMA_LAYOUTS if isinstance(stage, TmaStage) else LAYOUTS[: None if isinstance(stage, FusedStage) else 1]

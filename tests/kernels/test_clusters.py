@@ -14,7 +14,7 @@ from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 from numba_gemm.kernels.tensor_core.epilogue import place
 from numba_gemm.kernels.tensor_core.split_k import share
 from numba_gemm.kernels.tensor_core.stage import blocks_per_cluster
-from numba_gemm.kernels.tensor_core.tma_stage import PAIRED_ROWS, rows_in_pairs
+from numba_gemm.kernels.tensor_core.tma_stage import PAIRED_ROWS, rows_in_pairs, tma_operands
 from numba_gemm.simulator.switch import SIMULATOR
 
 PERSISTENT, TMA = TENSOR_STAGES["persistent"], TENSOR_STAGES["tf32_tma"]
@@ -89,7 +89,9 @@ def test_many_rows_of_tiles_are_made_even_where_shared_copies_save_requests(rows
         launches = TMA.launches(config, product, "tf32", None, GPU)
         (step,), (_, of_v) = launches.steps, launches.maps
         blocks = min(3 * expected, 132)
-        assert rows_in_pairs(rows, k == 128) == (expected if cluster > 1 else 0)
+        assert rows_in_pairs(config, tma_operands(product)) == (expected if cluster > 1 else 0)
+        assert step.kernel is TMA.kernel(config, product)
+        assert step.kernel.variant.pairs == (cluster > 1)
         assert (step.grid, step.cluster) == ((blocks, 1, 1), cluster)
         assert of_v.slot == Slot.B
         assert of_v.box == (config.BN // step.cluster, 32)

@@ -28,8 +28,8 @@ class Blocks:
         monkeypatch.setattr(pacing, "read_counter", self.read)
         monkeypatch.setattr(pacing, "clear_counter", self.clear)
         pacing.pace.cache_clear()
-        monkeypatch.setattr(pacing, "mbarrier", SimpleNamespace(arrive=self.give_back))
-        monkeypatch.setattr(pacing, "ring", lambda slots: (self.await_slot, None, lambda i, parity: (i, parity)))
+        monkeypatch.setattr(pacing, "give_back", self.give_back)
+        monkeypatch.setattr(pacing, "ring", lambda slots: (self.await_slot, lambda i, parity: (i, parity)))
         self.keep_in_step = pacing.pace(2)
 
     def add(self, counter, count):
@@ -48,7 +48,7 @@ class Blocks:
         if self.own.slow:
             time.sleep(random.random() * self.own.slow)
 
-    def give_back(self, barrier):
+    def give_back(self, empty, i):
         self.taken[self.own.x] += 1
         with self.lock:
             if self.counter:  # not cleared yet; a block without a last tile has counted it at its end

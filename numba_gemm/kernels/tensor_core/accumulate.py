@@ -27,7 +27,7 @@ from numba import cuda, float32, uint32
 
 from ...device import wgmma
 from ...simulator.switch import device_function
-from .pipeline import alternates, alternation, ring, slot_products, step_products
+from .pipeline import alternates, alternation, give_back_to_all, ring, slot_products, step_products
 from .precision import TensorPrecision
 from .stage import GROUP_ROWS, ROW_BYTES, WarpgroupConfig
 
@@ -108,7 +108,7 @@ def running_sums(config: WarpgroupConfig, precision: TensorPrecision):
     """Make the device function of `tile_sums` that leaves the sums of all products in the tensor cores."""
     wait = wgmma.waiting(config.BN)
     clear, *_ = steps(config.BN)
-    await_slot, give_back, following = ring(config.slots(precision))
+    await_slot, following = ring(config.slots(precision))
     tiles = slot_tiles(config.slot_bytes(precision))
     products = slot_products(config, precision, precision.products, fresh=False)
 
@@ -122,12 +122,12 @@ def running_sums(config: WarpgroupConfig, precision: TensorPrecision):
             products(total, a_tile, b_tile, s > uint32(0))
             wait(total, 1)
             if s > uint32(0):
-                give_back(emptied, last)
+                give_back_to_all(emptied, last)
             last = i
             s = uint32(s + 1)
             i, parity = following(i, parity)
         wait(total, 0)
-        give_back(emptied, last)
+        give_back_to_all(emptied, last)
         return i, parity
 
     return running
@@ -147,7 +147,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
     wait = wgmma.waiting(BN)
     leading, others = precision.products[-1:], precision.products[:-1]
     clear, add, add_exactly, add_rests, finish = steps(BN, precision.second_factor)
-    await_slot, give_back, following = ring(config.slots(precision))
+    await_slot, following = ring(config.slots(precision))
     tiles = slot_tiles(config.slot_bytes(precision))
 
     if not others:
@@ -176,11 +176,11 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
             hand_over(group)
             wait(sums, 0 if ALTERNATES else 1)
             if ALTERNATES:
-                give_back(emptied, i)
+                give_back_to_all(emptied, i)
             add(total, sums)
             wait(rests, 0)
             if not ALTERNATES:
-                give_back(emptied, i)
+                give_back_to_all(emptied, i)
             s = uint32(s + 1)
             i, parity = following(i, parity)
         finish(total, rests)
@@ -196,7 +196,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
         everything(sums, a_tile, b_tile, True)
         hand_over(group)
         wait(sums, 0)
-        give_back(emptied, i)
+        give_back_to_all(emptied, i)
         add_exactly(total, sums)
         return following(i, parity)
 
@@ -249,7 +249,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
             multiply_step(sums, rests, a_tile, b_tile, group, 2)
             add_sums(total, sums, rests)
             multiply_step(sums, rests, a_tile, b_tile, group, 3)
-            give_back(emptied, i)
+            give_back_to_all(emptied, i)
             add_sums(total, sums, rests)
             s = uint32(s + 1)
             i, parity = following(i, parity)

@@ -16,11 +16,9 @@ from functools import lru_cache
 
 from numba import cuda, int32, uint32
 
-from ...device import mbarrier
 from ...device.counter import add_to_counter, clear_counter, read_counter
 from ...simulator.switch import device_function
-from .pipeline import ring
-from .stage import BARRIER_BYTES
+from .pipeline import give_back, ring
 
 TURN = 4  # slots
 AHEAD = 1  # turns that a block may be ahead of the average
@@ -61,7 +59,7 @@ def pace(slots: int):
     `counter` is the counter's address, 0 before the launch and after it; `tiles` the number of tiles, and `whole` the
     same, rounded up to a multiple of the blocks. `full` and `empty` are the barriers of the ring of slots.
     """
-    await_slot, _, following = ring(slots)
+    await_slot, following = ring(slots)
 
     @device_function
     def keep_in_step(counter, whole, tiles, k_slots, full, empty):
@@ -74,7 +72,7 @@ def pace(slots: int):
                 s = uint32(s + 1)
                 if s % uint32(TURN) == uint32(0):
                     bound = take_turn(counter, bound)
-                mbarrier.arrive(uint32(empty + i * BARRIER_BYTES))
+                give_back(empty, i)
                 i, parity = following(i, parity)
             tile = uint32(tile + cuda.gridDim.x)
         end_turns(counter, tile, whole, int32(k_slots // uint32(TURN)))

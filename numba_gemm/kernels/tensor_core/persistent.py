@@ -50,7 +50,7 @@ def build(config, variant, copies=slot_copies, sums=tile_sums):
     COLUMN_GROUPS, CLAIM = BN // 8, config.claim
     fetch, sum_tile = copies(config, precision, True), sums(config, precision)
     store, keep_in_step = sums_store(variant, COLUMN_GROUPS), pace(SLOTS)
-    (_, _, following), await_all = ring(SLOTS), last_arrivals(SLOTS)
+    (_, following), await_all = ring(SLOTS), last_arrivals(SLOTS)
     begin_alternation, _, _, end_alternation = alternation(config, precision)
 
     @device_function
@@ -72,7 +72,7 @@ def build(config, variant, copies=slot_copies, sums=tile_sums):
                 readers = WARPGROUP // WARP * CONSUMERS * cluster.size() + (1 if counter else 0)
                 mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(readers))
             mbarrier.initialised()
-        cluster.sync()  # the barriers of all blocks are set up before any thread waits on them, or copies to them
+        cluster.await_barriers()  # set up before any thread waits on them, or copies for them
         wait_for_last()  # the operands have been decomposed
         if split:
             let_next_start()

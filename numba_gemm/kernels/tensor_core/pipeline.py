@@ -68,6 +68,37 @@ def slot_copies(config: WarpgroupConfig, precision: TensorPrecision, shared: boo
     return fetch
 
 
+@lru_cache(maxsize=64)
+def ring(slots: int):
+    """Make the device functions of a ring of slots, which a warpgroup reads one after another.
+
+    ``await_slot(full, i, parity)`` waits until slot i is full, which ends the phase of this parity of its mbarrier.
+    ``following(i, parity)`` returns both values for the next slot.
+    """
+
+    @device_function
+    def await_slot(full, i, parity):
+        while not mbarrier.ended(uint32(full + i * BARRIER_BYTES), parity):
+            pass
+
+    @device_function
+    def following(i, parity):
+        last = i == uint32(slots - 1)
+        return uint32(0) if last else uint32(i + 1), uint32(parity ^ 1) if last else parity
+
+    return await_slot, following
+
+
+@device_function
+def give_back(empty, i):
+    """Arrive at a slot's other mbarrier for this warp, whose products must be complete: they have read the slot.
+
+    One lane's arrival orders no loads of the others.
+    """
+    if cuda.threadIdx.x % WARP == 0:
+        mbarrier.arrive(uint32(empty + i * BARRIER_BYTES))
+
+
 @device_function
 def barriers_to_tell(empty):
     """Return the address, in the cluster, of the barriers `empty` at which this lane arrives for its warp; 0 if none.
@@ -78,32 +109,11 @@ def barriers_to_tell(empty):
     return mbarrier.in_block(empty, lane) if lane < cluster.size() else uint32(0)
 
 
-@lru_cache(maxsize=64)
-def ring(slots: int):
-    """Make the device functions of a ring of slots, which a warpgroup reads one after another.
-
-    ``await_slot(full, i, parity)`` waits until slot i is full, which ends the phase of this parity of its mbarrier.
-    ``give_back(emptied, i)`` arrives at the slot's other mbarrier for this warp, whose products must be complete: one
-    lane's arrival orders no loads of the others. `emptied` is the result of `barriers_to_tell`. ``following(i,
-    parity)`` returns both values for the next slot.
-    """
-
-    @device_function
-    def await_slot(full, i, parity):
-        while not mbarrier.ended(uint32(full + i * BARRIER_BYTES), parity):
-            pass
-
-    @device_function
-    def give_back(emptied, i):
-        if emptied != uint32(0):
-            mbarrier.arrive_at(uint32(emptied + i * BARRIER_BYTES))  # this warp's products have read the slot
-
-    @device_function
-    def following(i, parity):
-        last = i == uint32(slots - 1)
-        return uint32(0) if last else uint32(i + 1), uint32(parity ^ 1) if last else parity
-
-    return await_slot, give_back, following
+@device_function
+def give_back_to_all(emptied, i):
+    """As `give_back`, in all blocks of the cluster; `emptied` is the result of `barriers_to_tell`."""
+    if emptied != uint32(0):
+        mbarrier.arrive_at(uint32(emptied + i * BARRIER_BYTES))
 
 
 @lru_cache(maxsize=64)
@@ -112,7 +122,7 @@ def last_arrivals(slots: int):
 
     Until then, other blocks of the cluster arrive at this block's barriers, so it must not end.
     """
-    await_slot, _, following = ring(slots)
+    await_slot, following = ring(slots)
 
     @device_function
     def await_all(empty, i, parity):

@@ -118,7 +118,7 @@ def tile_sums(config: WarpgroupConfig, precision: TensorPrecision, access: str):
     decompose = decompositions(PARTS, precision.short, access, config.BM)
     everything, lead, rest, (step0, step1, step2, step3) = row_products(BN, pairs)
     clear, add, add_exactly, _, finish = steps(BN)
-    await_slot, _, following = ring(config.slots(precision))
+    await_slot, following = ring(config.slots(precision))
 
     @device_function
     def add_step(total, sums, rests):
@@ -216,7 +216,7 @@ def build(config, variant):
     B_START, B_BYTES = pitch_of(variant.rows) * BM, ROW_BYTES * BN
     fetch_rows, sum_tile = row_copies(variant.rows, BM), tile_sums(config, precision, variant.rows)
     first_float = first_floats(variant.rows, BM)
-    store, (_, _, following) = sums_store(variant, COLUMN_GROUPS), ring(SLOTS)
+    store, (_, following) = sums_store(variant, COLUMN_GROUPS), ring(SLOTS)
 
     @device_function
     def fetch_b(at, b, s, k_slots, block_col, full):

@@ -34,7 +34,7 @@ from ...simulator.switch import device_function, hardware_only
 from ..stage import require
 from .epilogue import for_each_sum, place
 from .pacing import pace
-from .pipeline import STEP, barriers_to_tell, first_slot, last_arrivals, own_share, ring
+from .pipeline import STEP, barriers_to_tell, first_slot, give_back, give_back_to_all, last_arrivals, own_share, ring
 from .precision import TENSOR_PRECISIONS
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP
 from .tma_stage import PANEL
@@ -160,7 +160,7 @@ def build(config, variant):
     one_part = variant.tensor_variant.precision == TENSOR_PRECISIONS["tf32"]
     two_slots = config.slots(TENSOR_PRECISIONS["tf32"]) >= 2  # one is awaited before the other is given back
     require(config, {"one producer": config.producers == 1, "one part": one_part, "two slots or more": two_slots})
-    BM, BN, ALONG = config.BM, config.BN, variant.along
+    BM, BN, ALONG, PAIRS = config.BM, config.BN, variant.along, variant.pairs
     SLOTS, CONSUMERS, SLOT, CLAIM = (
         config.slots(TENSOR_PRECISIONS["tf32"]),
         config.consumers,
@@ -169,7 +169,8 @@ def build(config, variant):
     )
     U_BYTES, COLUMN_GROUPS = ROW_BYTES * BM, BN // 8
     start_of, load_rows = row_loads(ALONG)
-    (await_slot, give_back, following), await_all = ring(SLOTS), last_arrivals(SLOTS)
+    (await_slot, following), await_all = ring(SLOTS), last_arrivals(SLOTS)
+    free = give_back_to_all if PAIRS else give_back
     store, wait, keep_in_step = sums_store(config, variant), wgmma.waiting_for_rows(BN, HELD), pace(SLOTS)
     multiply0, multiply1, multiply2, multiply3 = (wgmma.multiply_rows(BN, 4 * step) for step in range(STEPS))
 
@@ -182,9 +183,12 @@ def build(config, variant):
             for panel in range(BM // PANEL):
                 to = uint32(at + uint32(panel * PANEL * ROW_BYTES))
                 tensor_map.load(to, u, int32(row + int32(panel * PANEL)), k, u_place, full)
-        first, _, blocks = own_share(uint32(BN))  # blocks of a cluster have the same rows of V
-        v_to = uint32(at + uint32(U_BYTES) + uint32(first * uint32(ROW_BYTES)))
-        tensor_map.load_in(v_to, v, k, int32(col + int32(first)), v_place, full, blocks)
+        if PAIRS:  # blocks of a cluster have the same rows of V
+            first, _, blocks = own_share(uint32(BN))
+            v_to = uint32(at + uint32(U_BYTES) + uint32(first * uint32(ROW_BYTES)))
+            tensor_map.load_in(v_to, v, k, int32(col + int32(first)), v_place, full, blocks)
+        else:
+            tensor_map.load(uint32(at + uint32(U_BYTES)), v, k, col, v_place, full)
 
     @device_function
     def turn(acc, held, held_before, memory, start, full, i, parity, first, keep):
@@ -211,9 +215,11 @@ def build(config, variant):
         empty = uint32(full + SLOTS * BARRIER_BYTES)
         tid = uint32(cuda.threadIdx.x)
         k_slots = uint32((k + (2 * ROW_WORDS - 1)) // (2 * ROW_WORDS) * 2)  # even; the last slot may hold only zeros
-        blocks = cluster.size()
         rows, cols = uint32((c.shape[0] + (BM - 1)) // BM), uint32((c.shape[1] + (BN - 1)) // BN)
-        rows = uint32(uint32(rows + uint32(blocks - uint32(1))) & uint32(0 - blocks))  # the last row may be beyond C
+        blocks = uint32(1)
+        if PAIRS:
+            blocks = cluster.size()
+            rows = uint32(uint32(rows + uint32(blocks - uint32(1))) & uint32(0 - blocks))  # one may be beyond C
         counter = steps[3]  # 0 if blocks do not keep in step
         if tid == uint32(0):
             for i in range(SLOTS):
@@ -221,7 +227,10 @@ def build(config, variant):
                 readers = WARPGROUP // WARP * CONSUMERS * blocks + (1 if counter else 0)
                 mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(readers))
             mbarrier.initialised()
-        cluster.sync()  # the barriers of all blocks are set up before any thread waits on them, or copies to them
+        if PAIRS:
+            cluster.await_barriers()  # set up before any thread waits on them, or copies for them
+        else:
+            cuda.syncthreads()  # the barriers are set up before any thread waits on them
 
         i, tile = uint32(0), uint32(cuda.blockIdx.x)
         if tid >= uint32(WARPGROUP * CONSUMERS):
@@ -250,13 +259,15 @@ def build(config, variant):
                         s = uint32(s + 1)
                         i, parity = following(i, parity)
                     tile = uint32(tile + cuda.gridDim.x)
-                if fetches:
+                if PAIRS and fetches:
                     await_all(empty, i, parity)
         else:
             if CLAIM > 0:
                 registers.claim(CLAIM)
             group, lane, warp = uint32(tid // WARPGROUP), uint32(tid % WARP), uint32(tid // WARP % 4)
-            (own_row, first), emptied = start_of(group, warp, lane), barriers_to_tell(empty)
+            own_row, first = start_of(group, warp, lane)
+            if PAIRS:
+                empty = barriers_to_tell(empty)
             acc = cuda.local.array((COLUMN_GROUPS, 4), float32)
             even, odd = cuda.local.array(HELD, float32), cuda.local.array(HELD, float32)
             parity = uint32(0)
@@ -270,16 +281,16 @@ def build(config, variant):
                 while s < k_slots:
                     turn(acc, even, odd, memory, start, full, i, parity, first, s > uint32(0))
                     if s > uint32(0):
-                        give_back(emptied, last)  # its lanes' loads have landed: products of them are complete
+                        free(empty, last)  # its lanes' loads have landed: products of them are complete
                     last = i
                     i, parity = following(i, parity)
                     turn(acc, odd, even, memory, start, full, i, parity, first, True)
-                    give_back(emptied, last)
+                    free(empty, last)
                     last = i
                     i, parity = following(i, parity)
                     s = uint32(s + 2)
                 wait(acc, odd, 0)
-                give_back(emptied, last)
+                free(empty, last)
                 tile_row, tile_col = place(tile, rows, cols)
                 block_row, block_col = int64(tile_row) * BM, int64(tile_col) * BN
                 inside = block_row + BM <= c.shape[0] and block_col + BN <= c.shape[1]

@@ -119,11 +119,14 @@ class TmaVariant(NamedTuple):
         U is contiguous along k; otherwise along its rows.
     swapped : bool
         Rows and columns, as the epilogue is passed them, are those of the product's transpose; False without one.
+    pairs : bool
+        Blocks may form clusters of two.
     """
 
     tensor_variant: TensorVariant
     along: bool
     swapped: bool = False
+    pairs: bool = False
 
     @property
     def epilogue(self) -> Callable[..., Any] | None:
@@ -165,11 +168,13 @@ def boxes(config: WarpgroupConfig, layout: str, blocks: int) -> tuple[tuple[int,
     return (config.BM, ROW_WORDS) if along else (ROW_WORDS, PANEL), (config.BN // blocks, ROW_WORDS)
 
 
-def rows_in_pairs(rows: int, at_sectors: bool) -> int:
+def rows_in_pairs(config: WarpgroupConfig, operands: TmaOperands) -> int:
     """Return the rows of tiles that pairs of blocks compute, one of which may be beyond C; 0 without pairs.
 
-    Blocks share copies if rows of an operand do not begin ``at_sectors``, since these take more requests.
+    Blocks share copies if rows of an operand do not begin at sectors, since these take more requests.
     """
+    rows = ceil_div(operands.rows, config.BM)
+    at_sectors = operands.u_sectors and operands.v_sectors
     return 0 if at_sectors or (rows % 2 and rows < PAIRED_ROWS) else rows + rows % 2
 
 
@@ -198,19 +203,20 @@ class TmaStage(Stage):
     def kernel_of(self, config: WarpgroupConfig, variant: TmaVariant) -> Kernel:
         """Return its kernel in a configuration and a variant."""
         assert self.tensor_precision is not None
-        name = f"{self.name}_{config.name}_{'along' if variant.along else 'across'}"
+        name = f"{self.name}_{config.name}_{'along' if variant.along else 'across'}{'_pairs' if variant.pairs else ''}"
         shared = config.dynamic_shared(self.tensor_precision)
         return Kernel(name, self.build, SIGNATURE, config, variant, shared, config.threads, config.claim > 0)
 
     def kernel(self, config: WarpgroupConfig, product: Product, precision: str = "") -> Kernel:
         """Return the kernel that multiplies operands of these layouts."""
-        return self._kernel(config, product, self._operands(product).layout)
+        found = self._operands(product)
+        return self._kernel(config, product, found.layout, bool(rows_in_pairs(config, found)))
 
-    def _kernel(self, config: WarpgroupConfig, product: Product, layout: str) -> Kernel:
+    def _kernel(self, config: WarpgroupConfig, product: Product, layout: str, pairs: bool) -> Kernel:
         assert self.tensor_precision is not None
         tensor_variant = TensorVariant(self.tensor_precision, product.epilogue, len(product.vectors))
         along, swapped = LAYOUTS[layout].along, LAYOUTS[layout].swapped and product.epilogue is not None
-        return self.kernel_of(config, TmaVariant(tensor_variant, along, swapped))
+        return self.kernel_of(config, TmaVariant(tensor_variant, along, swapped, pairs))
 
     def _operands(self, product: Product) -> TmaOperands:
         found = tma_operands(product)
@@ -224,11 +230,10 @@ class TmaStage(Stage):
         assert product.batch.extents[:-1] == (1, 1), "one launch takes one dimension"
         assert self.boxes is not None
         found, matrices = self._operands(product), product.batch.extents[-1]
-        kernel = self._kernel(config, product, found.layout)
-        rows, cols = ceil_div(found.rows, config.BM), ceil_div(found.cols, config.BN)
-        paired = rows_in_pairs(rows, found.u_sectors and found.v_sectors)
+        cols, paired = ceil_div(found.cols, config.BN), rows_in_pairs(config, found)
+        kernel = self._kernel(config, product, found.layout, paired > 0)
         cluster = blocks_per_cluster(paired, min(paired * cols, gpu.sm_count)) if paired else 1
-        tiles = cols * (paired if cluster > 1 else rows)
+        tiles = cols * (paired if cluster > 1 else ceil_div(found.rows, config.BM))
         u_box, v_box = self.boxes(config, found.layout, cluster)
         turns = words_of_turns(tiles, matrices, gpu)
         vectors = [Vector(i, *vector) for i, vector in enumerate(product.vectors)]

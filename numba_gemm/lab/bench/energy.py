@@ -21,7 +21,7 @@ from numba_gemm.device import mbarrier, wgmma
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES, TensorStage
 from numba_gemm.kernels.tensor_core.accumulate import slot_tiles, steps
 from numba_gemm.kernels.tensor_core.persistent import build
-from numba_gemm.kernels.tensor_core.pipeline import alternation, ring, slot_copies, slot_products
+from numba_gemm.kernels.tensor_core.pipeline import alternation, give_back_to_all, ring, slot_copies, slot_products
 from numba_gemm.lab.bench import steady
 from numba_gemm.lab.bench.buffers import NORMAL, DeviceBuffers, Reference, call_on_nan, on_device
 from numba_gemm.lab.bench.cases import Shape
@@ -70,7 +70,7 @@ def bare_sums(multiplies: bool, config: Any, precision: Any) -> Any:
     `running_sums`, it gives a slot back before the products of the next one, as `tile_sums` does.
     """
     clear, *_ = steps(config.BN)
-    await_slot, give_back, following = ring(config.slots(precision))
+    await_slot, following = ring(config.slots(precision))
     tiles, wait = slot_tiles(config.slot_bytes(precision)), wgmma.waiting(config.BN)
     products = slot_products(config, precision, precision.products, fresh=False)
     _, take, hand_over, _ = alternation(config, precision)
@@ -87,7 +87,7 @@ def bare_sums(multiplies: bool, config: Any, precision: Any) -> Any:
                 products(total, a_tile, b_tile, True)
                 hand_over(group)
                 wait(total, 0)
-            give_back(emptied, i)
+            give_back_to_all(emptied, i)
             s = uint32(s + 1)
             i, parity = following(i, parity)
         return i, parity
