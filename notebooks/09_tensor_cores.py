@@ -913,7 +913,9 @@ notebook.difference("producer_consumer", "fresh_sums", context=1, device_only=Tr
 
 # %% [markdown]
 # **Persistent.** As many blocks as multiprocessors, which compute one tile after the other; `sum_tile` is `compensated`
-# from above; and the kernel has the operands, for elements that have to be computed again.
+# from above; and the kernel has the operands, for elements that have to be computed again. Two blocks with tiles of the
+# same columns of C may form a cluster: each copies half of B's tile to the shared memory of both, so a slot is free
+# once the warps of both have given it back.
 
 # %%
 notebook.difference("fresh_sums", "persistent", context=1, device_only=True)

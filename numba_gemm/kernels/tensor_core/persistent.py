@@ -6,17 +6,18 @@ Idea: as many blocks as the GPU has multiprocessors, each of which computes one 
     groups of rows, so that those computed at the same time share operands in the L2 cache; blocks keep in step, so that
     they do (`pacing`). The next tile's slots are fetched while the current tile is stored. What the addition of a
     slot's sum rounds off is added to the next sum (`accumulate`); while one warpgroup adds sums, another multiplies
-    (`pipeline.alternation`). A result of NaN or infinity may be an artefact of the parts, so it is determined from the
+    (`pipeline.alternation`). Where rows of tiles are even in number, two blocks with tiles of the same columns form a
+    cluster, and each copies half of B's tile for both. A result of NaN or infinity may be an artefact of the parts, so it is determined from the
     original operands (`special_values`). If there are few tiles, or the last ones do not fill the GPU, several blocks
     share the sums of each: this kernel computes partial sums, and a second one adds them (`split_k`).
-Traffic: as before, mostly from the L2 cache.
+Traffic: as before, mostly from the L2 cache, whose requests blocks in clusters reduce by a quarter to a third.
 Registers and shared memory: two sums of a warpgroup's tile, or three (`accumulate`), in registers that the producer
     warpgroup does not need, 240 per thread; as many slots as fit.
 Measured: 141.7 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.82 of cuBLAS SGEMM, in turns and 1.03 times
     fresh_sums, decomposition not counted; 168 registers per thread; of positive operands the median error over |A| @
     |B| is 3.1e-08.
 Limits: the power limit, under which clocks fall. At 8192 cubed, two thirds of the energy are of the matrix
-    instructions, with their reads of shared memory; copies take 9 % (`numba-gemm lab energy`). For each slot, a thread
+    instructions, with their reads of shared memory; copies take 10 % (`numba-gemm lab energy`). For each slot, a thread
     executes 192 additions, three times those of fresh_sums, beside 24 matrix instructions.
 """
 
