@@ -101,7 +101,9 @@ def kind_of(name: str, array: Any) -> ArrayKind:
             f"{name} is a JAX tracer, of type {own.__qualname__}, as inside jax.jit, jax.grad and jax.vmap; expected "
             "an array with data; call numba_gemm.jax.matmul there"
         )
-    if name != "out":
+    if name != "out" and any(kind.owns(getattr(array, "array", None)) for kind in KINDS):
+        advice = f"pass the array that it holds, {name}.array"  # as a prepared operand does
+    elif name != "out":
         vector = name.startswith("epilogue_args")
         advice = f"convert it{' to one dimension' * vector}, for instance with numpy.asarray({name}, "
         advice += f"dtype=numpy.float32){'.reshape(-1)' * vector}"

@@ -555,3 +555,16 @@ def _in_vector(step):
 def test_the_transpose_swaps_what_is_prepared():
     product = Product(dense("N", 8, 12), dense("N", 12, 4), dense("N", 8, 4), Batch(), prepared=(False, True))
     assert product.transposed.prepared == (True, False)
+
+
+def test_where_prepared_operands_do_not_go_their_array_does():
+    a = np.ones((8, 8), np.float32)
+    prepared = prepare(a, "ieee")
+    with pytest.raises(
+        TypeError, match=r"array is of type PreparedOperand; .*; pass the array that it holds, array\.array$"
+    ):
+        prepare(prepared, "ieee")
+    with pytest.raises(TypeError, match=r"c is of type PreparedOperand; .*; pass the array that it holds, c\.array$"):
+        tiled_sgemm(a, a, c=prepared)
+    with pytest.raises(TypeError, match="pass such an array, or no out"):
+        tiled_sgemm(a, a, out=prepared)
