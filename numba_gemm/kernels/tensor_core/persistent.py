@@ -7,9 +7,10 @@ Idea: as many blocks as the GPU has multiprocessors, each of which computes one 
     they do (`pacing`). The next tile's slots are fetched while the current tile is stored. What the addition of a
     slot's sum rounds off is added to the next sum (`accumulate`); while one warpgroup adds sums, another multiplies
     (`pipeline.alternation`). Where rows of tiles are even in number, two blocks with tiles of the same columns form a
-    cluster, and each copies half of B's tile for both. A result of NaN or infinity may be an artefact of the parts, so it is determined from the
-    original operands (`special_values`). If there are few tiles, or the last ones do not fill the GPU, several blocks
-    share the sums of each: this kernel computes partial sums, and a second one adds them (`split_k`).
+    cluster, and each copies half of B's tile for both. A result of NaN or infinity may be an artefact of the parts, so
+    it is determined from the original operands (`special_values`). If there are few tiles, or the last ones do not fill
+    the GPU, several blocks share the sums of each: this kernel computes partial sums, and a second one adds them
+    (`split_k`).
 Traffic: as before, mostly from the L2 cache, whose requests blocks in clusters reduce by a quarter to a third.
 Registers and shared memory: two sums of a warpgroup's tile, or three (`accumulate`), in registers that the producer
     warpgroup does not need, 240 per thread; as many slots as fit.

@@ -111,7 +111,11 @@ def barriers_to_tell(empty):
 
 @device_function
 def give_back_to_all(emptied, i):
-    """As `give_back`, in all blocks of the cluster; `emptied` is the result of `barriers_to_tell`."""
+    """As `give_back`, in all blocks of the cluster; `emptied` is the result of `barriers_to_tell`.
+
+    An arrival at another block's barrier orders no memory accesses. None has to be: of what another block copies, only
+    matrix instructions read, which are complete.
+    """
     if emptied != uint32(0):
         mbarrier.arrive_at(uint32(emptied + i * BARRIER_BYTES))
 
