@@ -44,7 +44,7 @@ CUT = 2.0**-23  # of a sum, that an addition in the tensor cores cuts off at mos
 COMPILED = ("tf32x3", "bf16x6")
 COMPILED_TOO = (("one_warpgroup", "tf32"), ("fresh_sums", "bf16x9"))
 # How operands that tensor maps describe lie to k; further configurations have the first one alone.
-TMA_WAYS = ("across", "along")
+TMA_WAYS = ("across", "across pairs", "along", "along pairs")
 
 
 def public_name(precision: str) -> str:
@@ -69,7 +69,7 @@ def compiled_ways(name: str, index: int) -> list[str]:
     """Return the precisions, or the ways that operands lie, in which the tests compile a configuration of a stage."""
     found, stage = precisions_of(name, index), TENSOR_STAGES[name]
     if stage is TMA:
-        return [*TMA_WAYS[: 1 if index else None]]
+        return [*TMA_WAYS[: 2 if index else None]]
     if isinstance(stage, TensorStage) and stage.complete:
         return found
     return [precision for precision in found if precision in COMPILED or (name, precision) in COMPILED_TOO]
@@ -146,7 +146,8 @@ def adding_step() -> Step:
 
 def tma_kernel(index: int, way: str) -> Kernel:
     """Return the kernel for operands that tensor maps describe."""
-    return TMA.kernel_of(TMA.configs[index], TmaVariant(TensorVariant(TF32), way == "along"))
+    along, pairs = way.startswith("along"), way.endswith("pairs")
+    return TMA.kernel_of(TMA.configs[index], TmaVariant(TensorVariant(TF32), along, pairs=pairs))
 
 
 def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int, int]]]:
