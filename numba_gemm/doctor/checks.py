@@ -303,6 +303,9 @@ def _cache(facts: Facts) -> Iterator[Finding]:
             f"compiled kernels cannot be kept ({facts.cache_error}): each process compiles its own",
             'export NUMBA_GEMM_CACHE_DIR="$(mktemp -d)"',
         )
+    for wrong in facts.wrong_settings:
+        problem, _, _ = wrong.rpartition("; ")
+        yield Finding(LIMIT, problem, f"unset {problem.partition(' ')[0]}")
 
 
 def _optional(facts: Facts) -> Iterator[Finding]:

@@ -96,6 +96,8 @@ class Facts:
         True if the environment requests the simulator; True if Numba uses it (None: Numba cannot be imported).
     cache, cache_error : str or None
         Directory of compiled kernels (None: disabled); the reason why it is not writable.
+    wrong_settings : tuple of str
+        What is wrong with values of this package's environment variables; each begins with the variable's name.
     lost : mapping of str to str
         Kinds of facts that could not be gathered, and the reasons.
     trial : Trial or None
@@ -123,6 +125,7 @@ class Facts:
     simulated: bool | None = None
     cache: str | None = None
     cache_error: str | None = None
+    wrong_settings: tuple[str, ...] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
     trial: Trial | None = None
 

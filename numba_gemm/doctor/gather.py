@@ -117,7 +117,7 @@ def _release(driver: ctypes.CDLL) -> str | None:
 
 
 def _import_facts() -> dict[str, Any]:
-    """Gather failed imports, Numba's choice between GPU and simulator, and the cache directory."""
+    """Gather failed imports, Numba's choice between GPU and simulator, the cache directory, and wrong settings."""
     failed = {}
     for module in (*NEEDED, *NEEDED_BY_COMPILER, *NEEDED_BY_TOOLS):
         try:
@@ -126,7 +126,8 @@ def _import_facts() -> dict[str, Any]:
             failed[module] = _one_line(error)
     facts: dict[str, Any] = {"imports": failed}
     if not failed.keys() & NEEDED.keys():
-        from numba_gemm.runtime.kernel_files import directory
+        from numba_gemm.runtime.compilation import default_jobs
+        from numba_gemm.runtime.kernel_files import directory, size_limit
         from numba_gemm.simulator.switch import SIMULATOR as simulated
 
         facts["simulated"] = simulated
@@ -137,6 +138,12 @@ def _import_facts() -> dict[str, Any]:
         else:
             facts["cache"] = None if path is None else str(path)
             facts["cache_error"] = None if path is None else cannot_write(path)
+        facts["wrong_settings"] = []
+        for value_of in (default_jobs, size_limit):
+            try:
+                value_of()
+            except ValueError as error:
+                facts["wrong_settings"].append(str(error))
     return facts
 
 
@@ -348,6 +355,7 @@ def gather(limit_s: float = 120.0) -> Facts:
         simulated=imports.get("simulated"),
         cache=imports.get("cache"),
         cache_error=imports.get("cache_error"),
+        wrong_settings=tuple(imports.get("wrong_settings", ())),
         lost=lost,
     )
 

@@ -232,7 +232,7 @@ def seconds_of(
     most_rounds = few_rounds if matrices == 1 and not narrow_a else 1  # others were slower, or have not been timed
     row_boxes = -(-k // ROW_WORDS) / TMA_REQUESTS if isinstance(stage, TmaStage) else 0.0
     u_row, v_row = (row_boxes * TMA_ROW[one] for one in sectors)  # least seconds of copies of a tile's row
-    paired = isinstance(stage, TmaStage) and not all(sectors)
+    paired = isinstance(stage, TmaStage) and not sectors[1]
     whole, divided = [], []
     for config, BM, BN, area, flops_per_s, slower, few_slower, end, one_by_one, divisible in rated:
         down, across = -(-rows // BM), -(-cols // BN)

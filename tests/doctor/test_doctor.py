@@ -266,6 +266,12 @@ ON_GPU = {
         "(/home/user cannot be written): each process compiles",
         "export NUMBA_GEMM_CACHE_DIR=",
     ),
+    "settings that are wrong": (
+        {"wrong_settings": ("NUMBA_GEMM_JOBS is '0'; expected a number of processes from 1 on; set one",)},
+        LIMIT,
+        "NUMBA_GEMM_JOBS is '0'; expected a number of processes from 1 on",
+        "unset NUMBA_GEMM_JOBS",
+    ),
     "no cuBLAS": (
         versions(cupy_cuda13x=None),
         NOTE,
@@ -506,6 +512,17 @@ def test_the_releases_are_those_of_the_package():
     assert project["requires-python"] == f">={dotted(requirements.LOWEST_PYTHON)}"
     tested = [parsed(line.rpartition(" ")[2]) for line in project["classifiers"] if "Python :: 3." in line]
     assert max(tested) == requirements.HIGHEST_PYTHON
+
+
+def test_settings_are_read(monkeypatch):
+    for name in ("NUMBA_GEMM_JOBS", "NUMBA_GEMM_CACHE_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert gather._import_facts()["wrong_settings"] == []
+    monkeypatch.setenv("NUMBA_GEMM_JOBS", "0")
+    monkeypatch.setenv("NUMBA_GEMM_CACHE_SIZE", "lots")
+    jobs, size = gather._import_facts()["wrong_settings"]
+    assert jobs.startswith("NUMBA_GEMM_JOBS is '0'; expected a number of processes")
+    assert size.startswith("NUMBA_GEMM_CACHE_SIZE is 'lots'; expected bytes")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from math import prod
 from types import SimpleNamespace
 
@@ -359,3 +360,28 @@ def test_the_simulator_has_no_tensor_cores():
         explain(untouched(8, 8), untouched(8, 8), precision="bf16x6")
     told = explain(untouched(8, 8), untouched(8, 8), precision="fp32_auto")
     assert "fp32_auto stands for ieee, since only compute capability 9.0 has" in told.reason
+
+
+@pytest.mark.usefixtures("tensor_cores")
+def test_the_reason_has_the_times_that_are_expected():
+    """Those of the product and of the conversion."""
+
+    def told(explanation):
+        return [float(found) for found in re.findall(r"(?:takes?|save) ([\d.]+) us", explanation.reason)]
+
+    one = explain_shape(300, 2000, 3000, precision="bf16x6", cc=90)
+    assert told(one) == [pytest.approx(one.microseconds, abs=0.06)]
+    converted = explain_shape(300, 2000, 3000, precision="bf16x6", dtype="float16", cc=90)
+    product, conversion = told(converted)
+    assert product + conversion == pytest.approx(converted.microseconds, abs=0.12)
+    assert converted.reason.endswith(f"; conversion takes {conversion} us")
+
+
+@pytest.mark.usefixtures("tensor_cores")
+def test_the_reason_is_that_of_the_first_part():
+    parts = explain(untouched(2, 1, 64, 640), untouched(1, 3, 640, 64), precision="bf16x6")
+    assert parts.launches > 3
+    assert parts.reason.startswith("the first of ")
+    count, first = int(parts.reason.split()[3]), float(re.search(r"take ([\d.]+) us", parts.reason)[1])
+    assert count * first == pytest.approx(parts.microseconds, rel=0.02)
+    assert "parts" not in explain(untouched(64, 640), untouched(640, 64), precision="bf16x6").reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -168,6 +169,8 @@ def test_scratch_memory_is_that_of_the_other_operand(torch):
     assert (both.workspace_bytes, both.launches, both.a_access) == (0, 1, "prepared")
     assert both.microseconds < told.microseconds
     assert "chosen among the kernels of bf16 as if A and B were not prepared" in both.reason
+    saved = float(re.fullmatch(r".*; prepared operands save ([\d.]+) us", both.reason)[1])
+    assert saved == pytest.approx(usual.microseconds - both.microseconds, abs=0.051)
 
 
 def test_plan(torch, gpu):

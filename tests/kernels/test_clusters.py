@@ -99,6 +99,16 @@ def test_many_rows_of_tiles_are_made_even_where_shared_copies_save_requests(rows
         assert (tiles % blocks, 3 * expected <= tiles < 3 * expected + blocks) == (0, True)
 
 
+@pytest.mark.parametrize(("m", "k", "cluster"), [(2052, 128, 1), (2048, 132, 2), (2052, 132, 2), (2048, 128, 1)])
+def test_only_copies_of_v_are_shared(m, k, cluster):
+    """By columns, rows of U's tensor map have m floats, and those of V's k."""
+    product = Product(dense("T", m, k), dense("T", k, 512), dense("N", m, 512))
+    found = tma_operands(product)
+    assert (found.layout, found.u_sectors, found.v_sectors) == ("TT", m % 8 == 0, k % 8 == 0)
+    (step,) = TMA.launches(TMA.configs[0], product, "tf32", None, GPU).steps
+    assert (step.cluster, step.kernel.variant.pairs) == (cluster, cluster > 1)
+
+
 def test_an_odd_number_of_multiprocessors_forms_no_clusters():
     """The tiles beyond C, which would make rows even, are then not computed either."""
     config, m, n, k = TMA.configs[0], 128 * 17, 512, 132

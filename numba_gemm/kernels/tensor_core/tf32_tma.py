@@ -4,9 +4,9 @@ Bottleneck before: rearranging the operands takes much of the time of a product 
 Idea: tensor maps. A copy fetches a box of the matrix itself, rounds it to TF32, and places its rows where the matrix
     instruction expects them. In shared memory, that instruction needs operands that are contiguous along k. It can also
     take the rows of its first operand from registers, which threads load in any order, so only one of the operands must
-    be contiguous along k. Blocks keep in step, as those of `persistent`. If rows of an operand begin within sectors of
-    memory, copies are limited by their requests to the L2 cache: there, two blocks form a cluster, and each copies half
-    of V's tile for both.
+    be contiguous along k. Blocks keep in step, as those of `persistent`. If rows begin within sectors of memory, copies
+    are limited by their requests to the L2 cache: if V's do, two blocks form a cluster, and each copies half of V's
+    tile for both.
 Traffic: as before, without the reads and writes of the decomposition.
 Registers and shared memory: a sum, and two slots' rows of the first operand, 32 registers: while products read one set,
     the other is loaded. As many slots as fit.

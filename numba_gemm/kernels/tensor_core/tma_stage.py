@@ -171,11 +171,10 @@ def boxes(config: WarpgroupConfig, layout: str, blocks: int) -> tuple[tuple[int,
 def rows_in_pairs(config: WarpgroupConfig, operands: TmaOperands) -> int:
     """Return the rows of tiles that pairs of blocks compute, one of which may be beyond C; 0 without pairs.
 
-    Blocks share copies if rows of an operand do not begin at sectors, since these take more requests.
+    Blocks share copies of V if its rows do not begin at sectors, since these take more requests.
     """
     rows = ceil_div(operands.rows, config.BM)
-    at_sectors = operands.u_sectors and operands.v_sectors
-    return 0 if at_sectors or (rows % 2 and rows < PAIRED_ROWS) else rows + rows % 2
+    return 0 if operands.v_sectors or (rows % 2 and rows < PAIRED_ROWS) else rows + rows % 2
 
 
 @dataclass(frozen=True, eq=False)
