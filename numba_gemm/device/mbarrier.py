@@ -46,7 +46,7 @@ if not SIMULATOR:
     # The default scope: with that of a cluster, every arrival and every wait would also flush or discard the L1 cache.
     @instruction(types.void(types.uint32), "mbarrier.arrive.shared::cluster.b64 _, [$0];")
     def arrive_at(barrier):
-        """Arrive at a barrier of any block of the cluster; see `arrive`."""
+        """Arrive at a barrier of any block of the cluster; for threads of another block, this orders no accesses."""
 
     @instruction(types.void(types.uint32), "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];")
     def arrive_after_copies(barrier):

@@ -97,7 +97,7 @@ class Facts:
     cache, cache_error : str or None
         Directory of compiled kernels (None: disabled); the reason why it is not writable.
     wrong_settings : tuple of str
-        What is wrong with values of this package's environment variables; each begins with the variable's name.
+        Errors in values of this package's environment variables; each begins with the variable's name.
     lost : mapping of str to str
         Kinds of facts that could not be gathered, and the reasons.
     trial : Trial or None

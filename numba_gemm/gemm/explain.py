@@ -199,7 +199,7 @@ def _explanation(
     converting = sum(heuristics.conversion_seconds(product, one, gpu) for product, one in zip(products, choices))
     clocks = sum(one.clocks for one in choices) if all(one.clocks for one in choices) else None
     reason = choice.reason or heuristics.choose(heuristics.problem(products[0], gpu, precision)).reason
-    # The reason has the time of one product with operands of its kernel's kind, none of them prepared.
+    # A choice's reason states the time of one product, whose operands are neither converted nor prepared.
     words += f"the first of {len(products)} parts: " if len(products) > 1 else ""
     reason += f"; conversion takes {converting * 1e6:.1f} us" if converting else ""
     reason += f"; prepared operands save {saved * 1e6:.1f} us" if saved else ""

@@ -15,7 +15,7 @@ from ..kernels.product import BFLOAT16, FLOAT32, ITEM_BYTES
 from ..kernels.stage import Partition, Stage
 from ..kernels.tensor_core import TENSOR_PRECISIONS, TensorPrecision
 from ..kernels.tensor_core.stage import LONG_SUM, ROW_WORDS, TensorStage, precision_for
-from ..kernels.tensor_core.tma_stage import PAIRED_ROWS, TmaStage
+from ..kernels.tensor_core.tma_stage import TmaStage, even_rows
 
 __all__ = [
     "SPEEDS",
@@ -246,7 +246,7 @@ def seconds_of(
             if some:  # partial sums, of divided ones, begin at sectors
                 other += one_by_one * -(-some // sm_count)
         copying = ROWS_FLOATS[BM] if floats else thin
-        shared = 2 if paired and (down % 2 == 0 or down >= PAIRED_ROWS) else 1  # two blocks share copies of V
+        shared = 2 if paired and even_rows(down) else 1  # two blocks share copies of V
         requests = tiles * (BM * u_row + BN * v_row / shared)
         expected = copying * (other + max(requests, rounds * (few_summing if rounds <= few_rounds else summing)))
         whole.append((copying * (other + max(requests, rounds * flops / flops_per_s)), expected, config, None))

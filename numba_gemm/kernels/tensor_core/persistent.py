@@ -50,7 +50,7 @@ def build(config, variant, copies=slot_copies, sums=tile_sums):
     )
     SLOTS, CONSUMERS, SLOT = config.slots(precision), config.consumers, config.slot_bytes(precision)
     COLUMN_GROUPS, CLAIM = BN // 8, config.claim
-    fetch, sum_tile = copies(config, precision, True), sums(config, precision)
+    fetch, sum_tile = copies(config, precision, shared=True), sums(config, precision)
     store, keep_in_step = sums_store(variant, COLUMN_GROUPS), pace(SLOTS)
     (_, following), await_all = ring(SLOTS), last_arrivals(SLOTS)
     begin_alternation, _, _, end_alternation = alternation(config, precision)

@@ -143,7 +143,7 @@ def later(parts: MatrixAt, rows: int) -> MatrixAt:
 
 
 def blocks_per_cluster(rows: int, blocks: int) -> int:
-    """Return the number of blocks that form a cluster, of a grid for `rows` of tiles.
+    """Return the number of blocks that form a cluster, of a grid of `blocks` for `rows` rows of tiles.
 
     Blocks are neighbours in the order of `epilogue.place`, which goes down first: two have tiles of the same columns,
     of one share if sums are divided, unless the number of rows is odd.

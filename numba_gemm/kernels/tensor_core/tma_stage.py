@@ -168,13 +168,17 @@ def boxes(config: WarpgroupConfig, layout: str, blocks: int) -> tuple[tuple[int,
     return (config.BM, ROW_WORDS) if along else (ROW_WORDS, PANEL), (config.BN // blocks, ROW_WORDS)
 
 
+def even_rows(rows: int) -> int:
+    """Return a number of rows of tiles, made even if there are many; 0 if it is odd and there are few."""
+    return 0 if rows % 2 and rows < PAIRED_ROWS else rows + rows % 2
+
+
 def rows_in_pairs(config: WarpgroupConfig, operands: TmaOperands) -> int:
     """Return the rows of tiles that pairs of blocks compute, one of which may be beyond C; 0 without pairs.
 
     Blocks share copies of V if its rows do not begin at sectors, since these take more requests.
     """
-    rows = ceil_div(operands.rows, config.BM)
-    return 0 if operands.v_sectors or (rows % 2 and rows < PAIRED_ROWS) else rows + rows % 2
+    return 0 if operands.v_sectors else even_rows(ceil_div(operands.rows, config.BM))
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +213,7 @@ class TmaStage(Stage):
     def kernel(self, config: WarpgroupConfig, product: Product, precision: str = "") -> Kernel:
         """Return the kernel that multiplies operands of these layouts."""
         found = self._operands(product)
-        return self._kernel(config, product, found.layout, bool(rows_in_pairs(config, found)))
+        return self._kernel(config, product, found.layout, rows_in_pairs(config, found) > 0)
 
     def _kernel(self, config: WarpgroupConfig, product: Product, layout: str, pairs: bool) -> Kernel:
         assert self.tensor_precision is not None
