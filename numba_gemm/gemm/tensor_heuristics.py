@@ -130,6 +130,9 @@ FUSED_VECTORS, FUSED_ACCESS = 0.73, (1.55, 1.16, 0.8)
 # candidates for 35 products on an H200, with 64-bit stores where these were possible; with the present stores, other
 # values choose no better.
 WRITE_ONE, STEPWISE_WRITE_ONE = 0.17e-9, 0.085e-9
+# Bytes of C that these kernels write per second at most, by whether its rows begin at sectors. Read from 40 candidates
+# for sums of up to 140 terms on an H200.
+WRITING = {True: 3.2e12, False: 2.1e12}
 
 
 @lru_cache(maxsize=64)
@@ -233,6 +236,12 @@ def seconds_of(
     row_boxes = -(-k // ROW_WORDS) / TMA_REQUESTS if isinstance(stage, TmaStage) else 0.0
     u_row, v_row = (row_boxes * TMA_ROW[one] for one in sectors)  # least seconds of copies of a tile's row
     paired = isinstance(stage, TmaStage) and not sectors[1]
+    moving = 0.0  # least seconds of memory traffic
+    if bandwidth and written is not None:
+        rate, elements = MEMORY_EFFICIENCY * bandwidth, matrices * c_rows * c_cols
+        moving = FLOAT32_BYTES * elements / min(WRITING[at_sectors], rate)
+        if isinstance(stage, TmaStage):
+            moving = max(moving, FLOAT32_BYTES * (elements + matrices * (m + n) * k) / rate)
     whole, divided = [], []
     for config, BM, BN, area, flops_per_s, slower, few_slower, end, one_by_one, divisible in rated:
         down, across = -(-rows // BM), -(-cols // BN)
@@ -248,8 +257,10 @@ def seconds_of(
         copying = ROWS_FLOATS[BM] if floats else thin
         shared = 2 if paired and even_rows(down) else 1  # two blocks share copies of V
         requests = tiles * (BM * u_row + BN * v_row / shared)
+        least_here = moving + rounds * end
         expected = copying * (other + max(requests, rounds * (few_summing if rounds <= few_rounds else summing)))
-        whole.append((copying * (other + max(requests, rounds * flops / flops_per_s)), expected, config, None))
+        ranked = copying * (other + max(requests, rounds * flops / flops_per_s))
+        whole.append((max(ranked, least_here), max(expected, least_here), config, None))
         if not divisible or k < SPLIT_TERMS or rounds > most_rounds or tiles > FULL * rounds * sm_count:
             continue
         before, others = 0, filling + adding

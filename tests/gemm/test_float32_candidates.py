@@ -284,6 +284,29 @@ def test_sums_that_tensor_cores_keep(precision, shape):
     assert {one.precision for one in found} <= {precision, "bf16x6"}
 
 
+# Microseconds of one stage in its faster tile, measured on an H200: memory takes C, or V's rows, no sooner.
+@pytest.mark.parametrize(
+    ("shape", "layout", "odd", "precision", "stage", "measured"),
+    [
+        ((8779, 2261, 13), "NT", True, "bf16", "persistent", 49.2),
+        ((13103, 2095, 4), "TT", False, "bf16", "persistent", 37.9),
+        ((18657, 2070, 1), "TT", False, "tf32", "persistent", 52.9),
+        ((13103, 2095, 4), "TT", False, "tf32", "tf32_tma", 52.3),
+        ((15889, 4, 9071), "NN", False, "tf32", "tf32_tma", 155.0),
+    ],
+)
+def test_tensor_cores_wait_for_memory(shape, layout, odd, precision, stage, measured):
+    wanted = problem(product_of(*shape, layout, odd), dataclasses.replace(H100, memory_bandwidth=4.814e12), precision)
+    found = named(stage, wanted)
+    assert 0.7 <= found.clocks / H100.clock_hz * 1e6 / measured <= 1.2
+
+
+def test_rows_that_are_read_once_are_not_read_by_tensor_maps():
+    """2x10861x3103 takes 51.9 us on an H200 by tensor maps, and 35.5 in float32."""
+    gpu = dataclasses.replace(H100, memory_bandwidth=4.814e12)
+    assert best(problem(product_of(2, 10861, 3103, "NT"), gpu, "tf32")).stage.name == "thin"
+
+
 # Sums of one k-tile, of which `fused_decomposition` was measured to take 1.4 and 1.9 times as long, on an H200. The
 # second takes 13.3 us in `persistent`, and 14.9 us in `stream_k`.
 @pytest.mark.parametrize(("shape", "stage"), [((603, 526, 57), "stream_k"), ((116, 16194, 59), "persistent")])
