@@ -190,7 +190,7 @@ def tma_cases_of(stage: Any) -> Iterator[Case]:
     from numba_gemm.kernels.tensor_core.tma_stage import LAYOUTS
 
     for config, letters in product(stage.configs, LAYOUTS):
-        layouts = (*(ROWS if order == "N" else COLUMNS for order in letters), ROWS)
+        layouts = (*({"N": ROWS, "T": COLUMNS, "*": OFF}[order] for order in letters), ROWS)
         shape = (config.BN + 20, config.BN + 36, 2 * TENSOR_PRECISIONS["tf32"].slot_k + 4)
         of = {"stage": stage, "config": config, "shape": shape, "layouts": layouts, "launches": LAUNCHES}
         for epilogue in (False, True):

@@ -19,7 +19,7 @@ from ..kernels.stage import Partition, Stage, check_grid
 from ..kernels.step import Launches, Slot
 from ..kernels.tensor_core.fused_stage import FusedStage
 from ..kernels.tensor_core.stage import TensorStage, precision_for
-from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
+from ..kernels.tensor_core.tma_stage import TmaOperands, TmaStage, tma_operands
 from ..models.gpu_names import dotted
 from ..models.occupancy import LIMITS
 from ..runtime import device as devices
@@ -320,6 +320,8 @@ def _accesses(stage: Stage, config: Any, product: Product, precision: str) -> tu
         read = "tensor map" if isinstance(stage, TmaStage) else "any"
         words = ["prepared" if ready else "decomposed" for ready in product.prepared]
         a, b = words if isinstance(stage, TensorStage) else (read, read)
+        if isinstance(stage, TmaStage) and _mapped(product).placed.decomposed:
+            a, b = (words[0], b) if _mapped(product).v_slot is Slot.A else (a, words[1])
         if isinstance(stage, TensorStage) and stage.reads_rows:
             a = stage.rows_access(config, product)
         return a, b, False
@@ -332,12 +334,15 @@ def _accesses(stage: Stage, config: Any, product: Product, precision: str) -> tu
 def _block_tile(choice: Choice, product: Product) -> tuple[int, int]:
     """Return the rows and columns of C in a block tile; a kernel of tensor maps may compute the transpose of C."""
     rows, cols = choice.config.BM, choice.config.BN
-    if isinstance(choice.stage, TmaStage):
-        operands = tma_operands(product)
-        assert operands is not None, "the stage was chosen for them"
-        if operands.u_slot is Slot.B:
-            return cols, rows
-    return rows, cols
+    swapped = isinstance(choice.stage, TmaStage) and _mapped(product).placed.swapped
+    return (cols, rows) if swapped else (rows, cols)
+
+
+def _mapped(product: Product) -> TmaOperands:
+    """Return the operands of a product for which a stage that copies them by tensor maps was chosen."""
+    operands = tma_operands(product)
+    assert operands is not None, "the stage was chosen for them"
+    return operands
 
 
 def _terms(choice: Choice, k: int) -> int:

@@ -15,9 +15,9 @@ from ..kernels.ladder.stage import FEW_TERMS, LadderStage
 from ..kernels.product import BFLOAT16, ITEM_BYTES, Product
 from ..kernels.stage import IEEE, Stage
 from ..kernels.tensor_core import TENSOR_STAGES
-from ..kernels.tensor_core.fused_stage import FusedStage
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage
-from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
+from ..kernels.tensor_core.tma_stage import LAYOUTS as TMA_LAYOUTS
+from ..kernels.tensor_core.tma_stage import TmaLayout, TmaStage, tma_operands
 from ..models.gpu_names import dotted
 from ..runtime.device import DeviceProperties
 from . import cost_model, tensor_heuristics
@@ -165,14 +165,18 @@ def _ranked_tensor(
     m, n = -(-wanted.m // TENSOR_TILE) * TENSOR_TILE, -(-wanted.n // TENSOR_TILE) * TENSOR_TILE
     k, matrices, precision, tma = wanted.k, wanted.matrices, in_precision or wanted.precision, wanted.tma
     sm_count, clock_hz, bandwidth = wanted.sm_count, wanted.clock_hz, wanted.memory_bandwidth
-    before, of_a = 0.0, 0 if stage is ROWS else matrices
-    if not isinstance(stage, TmaStage):
-        before = tensor_heuristics.decomposition_seconds(precision, m, n, k, of_a, matrices, bandwidth)
+    by_maps = TMA_LAYOUTS[tma] if isinstance(stage, TmaStage) else None
+    before, of_a, of_b = 0.0, 0 if stage is ROWS else matrices, matrices
+    if by_maps is not None:  # V may be decomposed
+        of_a, of_b = (matrices, 0) if by_maps.swapped else (0, matrices)
+    if by_maps is None or by_maps.decomposed:
+        before = tensor_heuristics.decomposition_seconds(precision, m, n, k, of_a, of_b, bandwidth)
     at_sectors = wanted.c_sectors and not wanted.by_columns and not wanted.epilogue
     written = (wanted.m, wanted.n, at_sectors) if wanted.cc == WARPGROUPS else None
     # Sums of operands that tensor maps describe are not divided, and rows that begin within a sector are copied slowly.
     few_tiles = k >= LONG_SUM and m * n * matrices <= sm_count * FEW_TILES_ELEMENTS
-    decomposing = only is None and tma and (few_tiles or not (wanted.u_sectors and wanted.v_sectors))
+    slowly = not (wanted.u_sectors and wanted.v_sectors)
+    decomposing = only is None and tma and (few_tiles or slowly or TMA_LAYOUTS[tma].decomposed)
     found = [
         Choice(stage, config, partition, False, LAUNCH + (before + seconds) * clock_hz, "", precision)
         for seconds, config, partition in tensor_heuristics.seconds_of(
@@ -285,8 +289,7 @@ def named(name: str, wanted: Problem) -> Choice:
     if isinstance(stage, TmaStage) and not wanted.tma:
         raise ValueError(
             f"stage is {name!r}, and tensor maps cannot describe these operands; expected float32, addresses and "
-            "strides that are multiples of 16 bytes, contiguous rows or columns, and A or B contiguous along K; pass "
-            "'auto'"
+            "strides that are multiples of 16 bytes, and contiguous rows or columns, of A or B; pass 'auto'"
         )
     if wanted.tma and not isinstance(stage, TmaStage):
         wanted = wanted._replace(tma="")  # it decomposes the operands
@@ -297,9 +300,20 @@ def named(name: str, wanted: Problem) -> Choice:
     return found[0]._replace(reason=f"stage {name} was asked for; {_reason(found[0], wanted, len(found))}")
 
 
+def _decomposed(choice: Choice, placed: TmaLayout | None) -> str:
+    """Return in words which operands are decomposed; `placed` is the layout that tensor maps describe, if they do."""
+    if choice.stage is FUSED or (placed is not None and not placed.decomposed):
+        return "operands as they are"
+    if choice.stage is not ROWS and placed is None:
+        return "operands decomposed first"
+    of_a = choice.swapped if placed is None else placed.swapped
+    return f"{'A' if of_a else 'B'} decomposed first"
+
+
 def _reason(choice: Choice, wanted: Problem, count: int) -> str:
-    turned, by_maps = wanted.swapped if choice.swapped else wanted, isinstance(choice.stage, TmaStage)
-    rows, cols = (turned.n, turned.m) if by_maps and wanted.tma == "NN" else (turned.m, turned.n)
+    turned = wanted.swapped if choice.swapped else wanted
+    placed = TMA_LAYOUTS[wanted.tma] if isinstance(choice.stage, TmaStage) else None
+    rows, cols = (turned.n, turned.m) if placed and placed.swapped else (turned.m, turned.n)
     tiles = ceil_div(rows, choice.config.BM) * ceil_div(cols, choice.config.BN) * wanted.matrices
     text = f"{tiles} tiles of {choice.config.BM}x{choice.config.BN} on {wanted.sm_count} SMs"
     by_tensor_cores = not isinstance(choice.stage, LadderStage)
@@ -319,9 +333,7 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
             )
     text += ", computed as the transpose" if choice.swapped else ""
     if by_tensor_cores:
-        own = isinstance(choice.stage, TmaStage | FusedStage)
-        decomposed = ("A" if choice.swapped else "B") if choice.stage is ROWS else "operands"
-        text += ", operands as they are" if own else f", {decomposed} decomposed first"
+        text += f", {_decomposed(choice, placed)}"
     elif wanted.precision != IEEE:
         compensated = choice.precision != IEEE and wanted.k > FEW_TERMS
         text += f", float32 multiply-adds{' with compensated sums' if compensated else ''}"

@@ -345,7 +345,7 @@ class Plan:
                 return wanted.choose(part)
             same = (part.m, part.n, part.batch.matrices) == (planned.m, planned.n, planned.batch.matrices)
             narrow = isinstance(choice.config, NarrowRowsConfig) and not choice.oriented(part).narrow_a
-            if narrow or (isinstance(choice.stage, TmaStage) and tma_operands(part) is None):
+            if narrow or (isinstance(choice.stage, TmaStage) and not self._maps_describe(part)):
                 fits = self._workspace is not None and same and part.k == planned.k  # the caller's memory
                 return self._decomposed if fits and self._decomposed is not None else wanted.choose(part)
             if same and part.k in (0, planned.k):
@@ -353,6 +353,11 @@ class Plan:
             return self._undivided(part) if choice.partition is None else self._divided(part)
 
         return choose
+
+    def _maps_describe(self, part: Product) -> bool:
+        """Return True if tensor maps describe a part's operands, and none or the planned one is decomposed."""
+        found, planned = tma_operands(part), tma_operands(self._product)
+        return found is not None and (not found.placed.decomposed or planned is None or found.layout == planned.layout)
 
     def _undivided(self, part: Product) -> Choice:
         """Return the plan's choice for a part of another shape, with one block per tile of C."""

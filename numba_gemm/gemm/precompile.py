@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ..device.units import ceil_div
+from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels import STAGES
 from ..kernels.conversion import conversion_kernel
 from ..kernels.ladder.stage import FITS, LadderStage, Variant
@@ -58,7 +58,12 @@ BOTH_FLOAT32 = FLOAT32, FLOAT32
 
 
 def _dense(a: str, b: str, m: int, k: int, n: int, dtypes: tuple[str, str] = BOTH_FLOAT32) -> Product:
-    return Product(dense(a, m, k, dtypes[0]), dense(b, k, n, dtypes[1]), dense("N", m, n))
+    """Return the product of dense operands in these orders; of "*", one that no tensor map describes."""
+    x, y = (
+        dense("N", *extents, dtype)._replace(offset=FLOAT32_BYTES) if order == "*" else dense(order, *extents, dtype)
+        for order, extents, dtype in zip((a, b), ((m, k), (k, n)), dtypes)
+    )
+    return Product(x, y, dense("N", m, n))
 
 
 # Extents of usual products: whole vectors, and others.

@@ -46,8 +46,8 @@ class Problem(NamedTuple):
     precision : str
         Precision, not "fp32_auto".
     tma : str
-        Layouts of A and B, "NN", "NT" or "TT", if tensor maps can describe them; else empty. Precisions other than
-        "tf32" leave it empty.
+        Layouts of A and B, one of `tma_stage.LAYOUTS`, if tensor maps can describe one of them; else empty. Precisions
+        other than "tf32" leave it empty.
     u_sectors, v_sectors : bool
         True if rows that these tensor maps describe, of `TmaOperands.u` and `v`, begin at sectors of memory, as far as
         addresses modulo 16 bytes tell.

@@ -15,7 +15,7 @@ from ..kernels.product import BFLOAT16, FLOAT32, ITEM_BYTES
 from ..kernels.stage import Partition, Stage
 from ..kernels.tensor_core import TENSOR_PRECISIONS, TensorPrecision
 from ..kernels.tensor_core.stage import LONG_SUM, ROW_WORDS, TensorStage, precision_for
-from ..kernels.tensor_core.tma_stage import TmaStage, even_rows
+from ..kernels.tensor_core.tma_stage import LAYOUTS, TmaStage, even_rows
 
 __all__ = [
     "SPEEDS",
@@ -212,7 +212,8 @@ def seconds_of(
     of tiles that reach beyond C. If `floats`, `rows_in_registers` copies A float by float. `sectors` tell whether rows
     of the two operands that tensor maps describe begin at sectors.
     """
-    transposed = tma == "NN" and isinstance(stage, TmaStage)
+    by_maps = LAYOUTS[tma] if isinstance(stage, TmaStage) else None
+    transposed = by_maps is not None and by_maps.swapped
     rows, cols = (n, m) if transposed else (m, n)
     c_rows, c_cols, at_sectors = written or (0, 0, False)
     if transposed:
@@ -225,7 +226,7 @@ def seconds_of(
     least = (
         copy_seconds(matrices * m * k * ITEM_BYTES[BFLOAT16 if narrow_a else FLOAT32], bandwidth) if whole_rows else 0.0
     )
-    thin = TMA_THIN if isinstance(stage, TmaStage) and min(m, n) <= TMA_THIN_EXTENT else 1.0
+    thin = TMA_THIN if by_maps and not by_maps.decomposed and min(m, n) <= TMA_THIN_EXTENT else 1.0
     zeros = 0.0  # seconds for each row that is filled up
     if bandwidth and decomposed:
         zeros = matrices * k * FLOAT32_BYTES * own.parts / own.per_word / (MEMORY_EFFICIENCY * bandwidth)
@@ -233,14 +234,14 @@ def seconds_of(
     several = decomposed and len(own.products) > 1 and (whole_rows or not own.stepwise)
     few_rounds = FEW_ROUNDS if several else 1
     most_rounds = few_rounds if matrices == 1 and not narrow_a else 1  # others were slower, or have not been timed
-    row_boxes = -(-k // ROW_WORDS) / TMA_REQUESTS if isinstance(stage, TmaStage) else 0.0
+    row_boxes = -(-k // ROW_WORDS) / TMA_REQUESTS if by_maps else 0.0
     u_row, v_row = (row_boxes * TMA_ROW[one] for one in sectors)  # least seconds of copies of a tile's row
-    paired = isinstance(stage, TmaStage) and not sectors[1]
+    paired = by_maps and not sectors[1]
     moving = 0.0  # least seconds of memory traffic
     if bandwidth and written is not None:
         rate, elements = MEMORY_EFFICIENCY * bandwidth, matrices * c_rows * c_cols
         moving = FLOAT32_BYTES * elements / min(WRITING[at_sectors], rate)
-        if isinstance(stage, TmaStage):
+        if by_maps:
             moving = max(moving, FLOAT32_BYTES * (elements + matrices * (m + n) * k) / rate)
     whole, divided = [], []
     for config, BM, BN, area, flops_per_s, slower, few_slower, end, one_by_one, divisible in rated:

@@ -134,42 +134,35 @@ class BoundProduct:
         if self._parts_read or len(vectors) > len(self._read):
             # Launches read the parts of a prepared operand from several places on, or not at all.
             vectors = [vectors[i] + offset for i, offset in self._read]
-        if launches.maps:
-            counters = self._counters(stream)
-            self._pack(frame, (a, b, *counters), self.places, alpha, a, b, beta, c, vectors)
-            frame.launch(stream)
-        elif not launches.scratch_bytes and not launches.counters:
+        scratch, counters, memory, lease = launches.scratch_bytes, launches.counters, (0, 0), None
+        if not (launches.maps or scratch or counters):
             frame.move(alpha, beta, a, b, c, *vectors)
             frame.launch(stream)
-        elif self._memory is not None:
-            self._pack(frame, self._memory.words, self.memory_words, alpha, a, b, beta, c, vectors)
-            frame.launch(stream)
-        elif len(launches.steps) == 1:
-            memory = self.workspaces.reserve(stream, launches.scratch_bytes, launches.counters)
-            self._pack(frame, memory, self.memory_words, alpha, a, b, beta, c, vectors)
-            frame.launch(stream)
-        else:
+            return
+        if self._memory is not None:
+            memory = self._memory.words
+        elif scratch and len(launches.steps) > 1:
             # Every launch leaves the counters at 0, so calls from several threads may share the stream's.
-            counters = self._counters(stream) or [0]
-            lease = self.workspaces.lease(stream, launches.scratch_bytes)
-            try:
-                self._pack(frame, (lease.pointer, *counters), self.memory_words, alpha, a, b, beta, c, vectors)
-                frame.launch(stream)
-            finally:
+            own = self._counters(stream)
+            lease = self.workspaces.lease(stream, scratch)
+            memory = lease.pointer, own
+        elif scratch or counters:
+            memory = self.workspaces.reserve(stream, scratch, counters)
+        try:
+            self._pack(frame, memory, alpha, a, b, beta, c, vectors)
+            frame.launch(stream)
+        finally:
+            if lease is not None:
                 self.workspaces.release(lease)
 
-    def _counters(self, stream: int) -> list[int]:
-        """Return the address of the counters for a launch on a stream, if it needs any."""
-        if not self.launches.counters:
-            return []
-        given = self._memory.words if self._memory is not None else None
-        return [(given or self.workspaces.reserve(stream, 0, self.launches.counters))[1]]
+    def _counters(self, stream: int) -> int:
+        """Return the address of the counters for a launch on a stream; 0 if it needs none."""
+        return self.workspaces.reserve(stream, 0, self.launches.counters)[1] if self.launches.counters else 0
 
-    @staticmethod
     def _pack(
+        self,
         frame: Frame,
-        of: tuple[int, ...],
-        words: Callable[..., list[int]],
+        memory: tuple[int, int],
         alpha: float,
         a: int,
         b: int,
@@ -177,26 +170,27 @@ class BoundProduct:
         c: int,
         vectors: Sequence[int],
     ) -> None:
-        """Give a frame its moving words; those that `words` returns may be there from an earlier call."""
+        """Give a frame its moving words; those of memory and of maps may be there from an earlier call."""
+        of = (a, b, *memory) if self.launches.maps else memory
         if frame.words_of == of and not vectors:
             frame.move_operands(alpha, beta, a, b, c)
         else:
-            frame.move(alpha, beta, a, b, c, *words(*of), *vectors)
+            frame.move(alpha, beta, a, b, c, *self.memory_words(*memory), *self.places(a, b), *vectors)
             frame.words_of = of
 
-    def places(self, a: int, b: int, *counters: int) -> list[int]:
-        """Return `counters`, then the addresses of the tensor maps of operands at these addresses."""
+    def places(self, a: int, b: int) -> list[int]:
+        """Return the addresses of the tensor maps of operands at these addresses."""
         maps = self.launches.maps
         pointers = [a if wanted.slot == Slot.A else b for wanted in maps]
         known = [places.get(pointer, 0) for places, pointer in zip(self._maps, pointers)]
         if all(known):
-            return [*counters, *known]
+            return known
         made = self._tensor_maps.places(list(zip(pointers, maps)))
         if made is None:
             raise NoRoomForMaps
         for places, pointer, place in zip(self._maps, pointers, made):
             places[pointer] = place
-        return [*counters, *made]
+        return made
 
     def private(self) -> PrivateLaunches:
         """Return the same launches with scratch memory of their own, as a function that is safe from several threads.
@@ -234,9 +228,9 @@ class BoundProduct:
                 done = frame.enqueue(alpha, a, b, beta, c, stream)
             elif frame.in_context():
                 with suppress(NoRoomForMaps):
-                    counters = frame.words_of[2:]
-                    frame.move(alpha, beta, a, b, c, *places(a, b, *counters))
-                    frame.words_of = a, b, *counters
+                    memory = frame.words_of[2:] or (0, 0)
+                    frame.move(alpha, beta, a, b, c, *self.memory_words(*memory), *places(a, b))
+                    frame.words_of = a, b, *memory
                     frame.launch(stream)
                     done = True
             frames.append(frame)
@@ -269,9 +263,9 @@ class BoundProduct:
                 leases.append(self.workspaces.lease(stream, launches.scratch_bytes))
                 own = leases[-1].pointer
         if launches.maps:  # whose addresses are not known yet
-            frame.words_of = 0, 0, *counters
+            frame.words_of = 0, 0, own, counters
         else:
-            frame.move(0.0, 0.0, 0, 0, 0, *self.memory_words(own, *(counters or [0])))
+            frame.move(0.0, 0.0, 0, 0, 0, *self.memory_words(own, counters))
         return frame
 
 

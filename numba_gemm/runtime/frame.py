@@ -163,8 +163,8 @@ class Frame:
     move_operands : callable
         Takes new values for the first five of them alone: alpha, beta, A, B and C, whose parts move with them.
     words_of : tuple of int
-        For the caller to note: the addresses of scratch memory and counters, or of the operands of tensor maps and of
-        counters, that the moving words behind the first five are of.
+        For the caller to note: the addresses of scratch memory and counters, behind those of the operands of tensor
+        maps, if any, that the moving words behind the first five are of.
     in_context : callable
         ``()`` to True if the device's context is current in this thread.
     launch : callable

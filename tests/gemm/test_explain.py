@@ -247,17 +247,31 @@ def test_precisions(precision, size):
 @pytest.mark.simulator  # a GPU gets dense copies of NumPy arrays
 @pytest.mark.usefixtures("tensor_cores")
 @pytest.mark.parametrize(
-    ("a", "b"),
+    ("a", "b", "decomposed"),
     [
-        (untouched(512, 1024)[:, ::2], untouched(512, 512)),  # no contiguous rows or columns
-        (untouched(512, 512).T, untouched(512, 512)),  # neither is contiguous along K
-        (untouched(512, 513), untouched(513, 512)),  # rows of A do not begin at multiples of 16 bytes
+        (untouched(512, 1024)[:, ::2], untouched(512, 512), "A"),  # no contiguous rows or columns
+        (untouched(512, 512).T, untouched(512, 512), "B"),  # neither is contiguous along K
+        (untouched(512, 512).T, untouched(512, 1024), "A"),  # which has fewer rows than B has columns
+        (untouched(512, 513)[:, :512], untouched(512, 512), "A"),  # rows do not begin at multiples of 16 bytes
+        (untouched(512, 512), untouched(512, 1023), "B"),
     ],
-    ids=["strided", "neither along K", "unaligned"],
+    ids=["strided", "neither along K", "neither, and B is larger", "unaligned A", "unaligned B"],
 )
-def test_tf32_of_operands_that_tensor_maps_cannot_describe(a, b):
+def test_tf32_of_an_operand_that_is_decomposed(a, b, decomposed):
+    told = explain(a, b, precision="tf32", stage="tf32_tma")
+    accesses = ("decomposed", "tensor map") if decomposed == "A" else ("tensor map", "decomposed")
+    assert (told.stage, told.launches, told.a_access, told.b_access) == ("tf32_tma", 2, *accesses)
+    assert f", {decomposed} decomposed first" in told.reason
+    extent, tile = (a.shape[0], told.tile[0]) if decomposed == "A" else (b.shape[1], told.tile[1])
+    assert told.workspace_bytes == 4 * 512 * -(-extent // tile) * tile
+
+
+@pytest.mark.simulator
+@pytest.mark.usefixtures("tensor_cores")
+def test_tf32_of_operands_that_tensor_maps_cannot_describe():
+    a, b = untouched(512, 513), untouched(513, 511)
     told = explain(a, b, precision="tf32")
-    assert (told.stage, told.launches, told.a_access) == ("persistent", 2, "decomposed")
+    assert (told.stage, told.launches, told.a_access, told.b_access) == ("persistent", 2, *["decomposed"] * 2)
     assert told.workspace_bytes > 0
     with pytest.raises(ValueError, match="stage is 'tf32_tma', and tensor maps cannot describe these operands"):
         explain(a, b, precision="tf32", stage="tf32_tma")

@@ -303,6 +303,20 @@ def test_workspace_of_a_plan_by_tensor_maps_holds_decomposed_operands(torch, gpu
     assert maps.kernel.startswith("tf32_tma")
 
 
+def test_a_plan_that_decomposes_the_smaller_operand_never_decomposes_the_larger_alone(torch, gpu):
+    """The workspace may be too small: the part of one operand has an even number of slots, those of two need not."""
+    gpu.computes = False
+    m, n, k = 4096, 64, 65
+    options = {"stage": "tf32_tma", "layout": "TN", "precision": "tf32"}
+    memory = tensor(np.zeros((1, plan(m, n, k, **options).workspace_bytes // 4 + 64), np.float32)[0])
+    made = plan(m, n, k, workspace=Tensor(memory.x[-(memory.x.ctypes.data // 4) % 64 :]), **options)
+    of_a, b = filled(k, m), tensor(filled(k, n))
+    for a, stage in ((on_boundary(of_a).T, "tf32"), (on_boundary(of_a, 1).T, "persistent")):
+        with gpu.recording() as launched:
+            made(Tensor(a), b)
+        assert [did.kernel.partition("_")[0] for did in launched] == ["decompose", stage]
+
+
 @pytest.mark.parametrize(("precision", "k"), [("bf16x6", 129), ("tf32", 160)])
 def test_large_batch_needs_the_workspace_of_one_piece(gpu, precision, k):
     """Operands are decomposed in pieces of a limited size, one after another in the same memory."""

@@ -266,6 +266,43 @@ def test_tf32_by_tensor_maps_has_maps_of_the_new_operands(torch, gpu, checked, m
     assert {(places[u], places[v]) for u, v in found} == {(b.data_ptr(), a.data_ptr()) for (a, b, _), _ in kept}
 
 
+@pytest.mark.parametrize("out", [True, False])
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("batch", [0, MATRICES])
+def test_tf32_with_one_operand_that_is_decomposed(torch, gpu, checked, batch, planned, out):
+    """One map is made per address of B, which is larger, and the part of A is where the launch before leaves it."""
+    call = Case(layout="TN", batch=batch, planned=planned)
+    call.prepare("tf32", "tf32_tma")
+    kept = [call.arrays(seed) for seed in range(2)]
+    for turn in (0, 1, 0, 1):
+        call(*kept[turn], out=out)
+    assert len(checked) == 1
+    maps = devices.get_device(0).tensor_maps._places
+    places = {place: key[0] for key, place in maps.items()}
+    decomposed, multiplied = gpu.launches[::2], gpu.launches[1::2]
+    for turn, before, did in zip((0, 1, 0, 1), decomposed, multiplied, strict=True):
+        ((a, b, _), _) = kept[turn]
+        assert (before.kernel.partition("_")[0], did.kernel[:8]) == ("decompose", "tf32_tma")
+        assert (places[did.u_map[0]], did.v_map) == (b.data_ptr(), [0])
+        assert before.a[0] == a.data_ptr()
+        assert before.a_parts == did.v_part
+        assert did.v_part[0] > 0
+        assert (did.overlaps, before.overlaps) == (True, False)
+    assert len(places) == 2
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_both_operands_are_decomposed_without_room_for_one_map(torch, gpu, checked, room, planned):
+    call = Case(layout="TN", planned=planned)
+    call.prepare("tf32", "tf32_tma")
+    room.append(True)
+    kept = [call.arrays(turn) for turn in range(3)]
+    for arrays in kept:
+        call(*arrays)
+    found = [did.kernel.partition("_")[0] for did in gpu.launches]
+    assert found == ["decompose", "tf32", *["decompose", "persistent"] * 2]
+
+
 def words_of(argument):
     return argument if isinstance(argument, list) else [argument]
 

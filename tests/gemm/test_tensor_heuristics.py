@@ -135,7 +135,8 @@ def test_layouts_of_a_problem():
     for cc in ((8, 9), (10, 0)):
         assert heuristics.problem(product, dataclasses.replace(gpu, cc=cc), "tf32").tma == ""
     odd = product._replace(a=product.a._replace(offset=4))
-    assert heuristics.problem(odd, gpu, "tf32").tma == ""
+    assert heuristics.problem(odd, gpu, "tf32").tma == "*T"
+    assert heuristics.problem(odd._replace(b=odd.b._replace(offset=4)), gpu, "tf32").tma == ""
 
 
 def test_short_sums_are_summed_afresh_step_by_step():

@@ -11,7 +11,7 @@ from support.tensor_core_cases import tensor_matrix
 from numba_gemm.device.units import MAX_GRID_Y
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Gpu
-from numba_gemm.kernels.step import AT_C, MapOf, MatrixAt, Slot
+from numba_gemm.kernels.step import AT_C, MapOf, MatrixAt, Moving, Slot, Words
 from numba_gemm.kernels.tensor_core import (
     TENSOR_PRECISIONS,
     TENSOR_STAGES,
@@ -34,6 +34,14 @@ simulated = pytest.mark.skipif(not SIMULATOR, reason="runs on the simulator")
 
 GPU = Gpu((9, 0), 132)
 VARIANT = TmaVariant(TensorVariant(TF32), along=False)
+
+
+WHOLE = [letters for letters, layout in LAYOUTS.items() if not layout.decomposed]
+
+
+def in_order(order, rows, cols):
+    """Return the layout of a dense matrix stored by rows, "N", or columns, "T"; "*", which no map describes."""
+    return layout_of(rows, cols, by_columns=order == "T", offset=4 * (order == "*"))
 
 
 def layout_of(rows, cols, *, by_columns=False, offset=0, pad=0):
@@ -79,34 +87,39 @@ def test_steps_of_a_batch_that_a_tensor_map_can_describe(step, expected):
     assert describable(layout_of(8, 16), step) is expected
 
 
-@pytest.mark.parametrize("letters", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("letters", LAYOUTS)
 def test_operands_of_all_layouts(letters):
-    a, b = (
-        layout_of(*extents, by_columns=order == "T")
-        for extents, order in zip([(12, 20), (20, 28)], letters, strict=True)
-    )
+    a, b = (in_order(order, *extents) for extents, order in zip([(12, 20), (20, 28)], letters, strict=True))
     found = tma_operands(product_of(a, b))
     batch = Batch((1, 1, 5), (0, 0, 1600), (0, 0, 0), (0, 0, 1600))
-    several = tma_operands(product_of(a, b, batch))
-    if letters == "TN":
-        assert found is several is None
-        return
-    layout = LAYOUTS[letters]
+    several, layout = tma_operands(product_of(a, b, batch)), LAYOUTS[letters]
     assert (several.u_step, several.v_step) == ((0, 1600) if layout.swapped else (1600, 0))
-    assert tma_operands(product_of(a, b, batch._replace(a=(0, 0, 1604)))) is None
-    assert tma_operands(product_of(a, b, batch._replace(b=(0, 0, -1600)))) is None
+    for changes in ({"a": (0, 0, 1604)}, {"b": (0, 0, -1600)}):
+        other = tma_operands(product_of(a, b, batch._replace(**changes)))
+        letter = "ab".index(*changes)  # of the operand that no map describes
+        assert (other is None) == (layout.decomposed and letters[letter] != "*")
+        if other is not None:
+            assert other.layout[letter] == "*"
     assert found.layout == letters
+    assert found.placed is layout
     assert (found.u_slot, found.v_slot) == ((Slot.B, Slot.A) if layout.swapped else (Slot.A, Slot.B))
     assert (found.rows, found.cols) == ((28, 12) if layout.swapped else (12, 28))
     assert (found.u.rows, found.u.cols) == ((found.rows, 20) if layout.along else (20, found.rows))
     assert (found.v.rows, found.v.cols) == (found.cols, 20)
     assert describable(found.u)
-    assert describable(found.v)
+    assert describable(found.v) == (not layout.decomposed)
 
 
-@pytest.mark.parametrize("odd", ["a", "b"])
-def test_operands_that_maps_cannot_describe(odd):
-    a, b = layout_of(12, 20, pad=odd == "a"), layout_of(20, 28, pad=odd == "b")
+@pytest.mark.parametrize(("m", "n", "letters"), [(28, 12, "T*"), (12, 28, "*N"), (16, 16, "T*")])
+def test_of_two_operands_that_are_not_contiguous_along_k_the_smaller_is_decomposed(m, n, letters):
+    product = product_of(in_order("T", m, 20), in_order("N", 20, n))
+    assert tma_operands(product).layout == letters
+    for prepared in ((True, False), (False, True)):  # whose parts other stages read
+        assert tma_operands(product._replace(prepared=prepared)) is None
+
+
+def test_operands_that_maps_cannot_describe():
+    a, b = layout_of(12, 20, pad=1), layout_of(20, 28, pad=1)
     assert tma_operands(product_of(a, b)) is None
 
 
@@ -121,6 +134,16 @@ def test_largest_batch():
         assert (found is not None) == fits
 
 
+@pytest.mark.parametrize(("m", "shared", "found"), [(1024, False, None), (64, False, "*N"), (1024, True, "*N")])
+def test_large_parts_of_a_batch(m, shared, found):
+    """They are made for some matrices at a time, by a stage whose launches can be divided."""
+    a, b = in_order("T", m, 1024), in_order("N", 1024, 2048)
+    a_step = 0 if shared else 4 * m * 1024
+    batch = Batch((1, 1, 257), (0, 0, a_step), (0, 0, 4 * 1024 * 2048), (0, 0, 4 * m * 2048))
+    operands = tma_operands(product_of(a, b, batch))
+    assert (operands and operands.layout) == found
+
+
 @pytest.mark.parametrize("config", TMA.configs, ids=lambda config: config.name)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_boxes_are_what_a_copy_can_bring(config, layout):
@@ -131,7 +154,7 @@ def test_boxes_are_what_a_copy_can_bring(config, layout):
             assert 4 * cols == ROW_BYTES
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", WHOLE)
 @pytest.mark.parametrize(("k", "cluster"), [(64, 1), (68, 2)])
 def test_maps_and_grid_of_a_product(layout, k, cluster):
     """Each operand's map has the kernel's box; blocks are one per tile of C or of its transpose."""
@@ -149,6 +172,39 @@ def test_maps_and_grid_of_a_product(layout, k, cluster):
     assert (launches.scratch_bytes, launches.counters) == (0, 0)
     (step,) = TMA.launches(config, product_of(a, b), "tf32", None, Gpu((9, 0), 5)).steps
     assert (step.grid, step.cluster) == ((5, 1, 1), 1)
+
+
+@pytest.mark.parametrize("letters", [letters for letters, layout in LAYOUTS.items() if layout.decomposed])
+@pytest.mark.parametrize("k", [1, 64, 65, 100])
+@pytest.mark.parametrize("config", TMA.configs, ids=lambda config: config.name)
+def test_what_is_not_described_is_decomposed_first(config, k, letters):
+    """Into an even number of slots, which lie behind each other as a block copies them."""
+    m, n, count = 200, 1000, 3
+    a, b = in_order(letters[0], m, k), in_order(letters[1], k, n)
+    batch = Batch((1, 1, count), (0, 0, 4 * 64 * m), (0, 0, 0), (0, 0, 4 * m * n))
+    product = product_of(a, b, batch)
+    found = tma_operands(product)
+    if found is None:  # of a single row or column, or rows of fewer bytes than 16
+        assert k % 4
+        return
+    launches = TMA.launches(config, product, "tf32", None, GPU)
+    (before, step), (one,) = launches.steps, launches.maps
+    assert (one.slot, one.layout) == (found.u_slot, found.u)
+    mapped, part, steps = step.arguments[2], step.arguments[3], step.arguments[7].words
+    assert mapped == Words((0,))
+    slots, rows = 2 * -(-k // 64), -(-found.cols // config.BN) * config.BN
+    assert part.layout == Layout(slots, 32 * rows, 128 * rows, 4)
+    assert before.arguments[0] == MatrixAt(Moving(found.v_slot), found.v)
+    assert before.arguments[1] == part
+    assert before.grid == (slots * rows // 32, count, 1)
+    size = -(-128 * slots * rows // 256) * 256
+    shared = found.v_slot == Slot.B  # by all matrices of the batch
+    assert before.arguments[-1].words[2:] == (found.v_step, 0 if shared else size)
+    assert launches.scratch_bytes == (size if shared else count * size)
+    assert steps[:4] == (found.u_step > 0, found.v_step > 0, 0 if shared else size, 4 * m * n)
+    assert step.overlaps
+    assert not before.overlaps
+    assert not step.kernel.variant.pairs
 
 
 @simulated
@@ -179,9 +235,9 @@ def test_cached_kernel_names_are_distinct():
 
     variants = [TensorVariant(TF32, *more) for more in ((), (epilogue_of(1.0),), (epilogue_of(2.0),))]
     variants += [TensorVariant(TF32, epilogue_of(1.0), count) for count in (1, 2)]
-    names = [name(*made) for made in itertools.product(TMA.configs, variants, (False, True), (False, True))]
+    names = [name(*made) for made in itertools.product(TMA.configs, variants, *[(False, True)] * 3)]
     assert None not in names
-    assert len(set(names)) == len(names) == len(variants) * 4 * len(TMA.configs)
+    assert len(set(names)) == len(names) == len(variants) * 8 * len(TMA.configs)
     factors = [1.0]
     untold = TensorVariant(TF32, lambda value, row, col: value * factors[0])
     assert name(TMA.configs[0], untold, True) is None
@@ -191,20 +247,21 @@ def test_layouts_share_kernels():
     """C by rows and its transpose are one kernel's, but for an epilogue, which is passed rows and columns of C."""
     found = {}
     for letters, epilogue in itertools.product(LAYOUTS, (None, abs)):
-        a, b = (layout_of(16, 16, by_columns=order == "T") for order in letters)
+        a, b = (in_order(order, 16, 16) for order in letters)
         found[letters, epilogue] = TMA.kernel(TMA.configs[0], product_of(a, b)._replace(epilogue=epilogue))
-    assert found["NN", None] is found["TT", None]
-    assert len({*found.values()}) == 5
+    along, across = (found[letters, None] for letters in ("NT", "TT"))
+    assert along is found["N*", None] is found["*T", None]
+    assert across is found["NN", None] is found["T*", None] is found["*N", None]
+    assert len({*found.values()}) == 6
 
 
 @pytest.mark.parametrize("letters", LAYOUTS)
 def test_kernels_are_passed_the_matrix_that_they_compute(letters):
-    a, b = (layout_of(16, 16, by_columns=order == "T") for order in letters)
+    a, b = (in_order(order, 16, 16) for order in letters)
     product = product_of(a, b)
     for one in (product, product._replace(epilogue=abs)):
-        (step,) = TMA.launches(TMA.configs[0], one, "tf32", None, GPU).steps
-        c = step.arguments[4]
-        assert c == MatrixAt(AT_C, product.c.transposed if letters == "NN" else product.c)
+        c = TMA.launches(TMA.configs[0], one, "tf32", None, GPU).multiplication.arguments[5]
+        assert c == MatrixAt(AT_C, product.c.transposed if letters in ("NN", "*N", "*T") else product.c)
 
 
 # ------------------------------------------------------------------------------------------------ rows in registers
@@ -276,7 +333,7 @@ def test_no_two_lanes_meet_in_a_bank(along, monkeypatch):
 @pytest.mark.parametrize(("m", "n"), [(64, 64), (65, 66), (50, 33)])
 @pytest.mark.parametrize("with_epilogue", [False, True])
 @pytest.mark.parametrize("beta", [0.0, 0.5])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*WHOLE, "*T"])
 def test_sums_are_stored(layout, beta, with_epilogue, m, n, turned):
     from numba import cuda, float32, int64
 
@@ -328,20 +385,26 @@ def test_sums_are_stored(layout, beta, with_epilogue, m, n, turned):
 
 
 def random(order, rows, cols, pad=0):
-    """Return a CUDA tensor stored by rows, "N", or columns, "T", with `pad` floats between them."""
+    """Return a CUDA tensor stored by rows, "N", or columns, "T", with `pad` floats between them.
+
+    With "*", no tensor map describes it: columns are not even contiguous.
+    """
     import torch
 
+    if order == "*":
+        return torch.randn(rows, cols, 3, device="cuda")[:, :, 1]
     lines, length = (rows, cols) if order == "N" else (cols, rows)
     found = torch.randn(lines, length + pad, device="cuda")[:, :length]
     return found if order == "N" else found.T
 
 
-def rounded(tensor):
-    """To TF32, to nearest, ties to even; as float64."""
+def rounded(tensor, decomposed):
+    """To TF32, to nearest, as float64: ties to even as copies round, and away from zero in decomposed operands."""
     import torch
 
     bits = tensor.contiguous().view(torch.int32)
-    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32).double()
+    half = 0x1000 if decomposed else 0xFFF + ((bits >> 13) & 1)
+    return ((bits + half) & ~0x1FFF).view(torch.float32).double()
 
 
 def within(found, a, b, alpha=1.0, beta=0.0, before=None):
@@ -377,7 +440,7 @@ def test_product(config, layout, shape):
         launch(TMA, config, 1.5, tensor_matrix(a), tensor_matrix(b), beta, tensor_matrix(c), precision="tf32")
         assert within(c, a, b, 1.5, beta, before)
         size = 1.5 * (a.double().abs() @ b.double().abs()) + abs(beta) * before.double().abs()
-        exact = 1.5 * (rounded(a) @ rounded(b)) + beta * before.double()
+        exact = 1.5 * (rounded(a, layout[0] == "*") @ rounded(b, layout[1] == "*")) + beta * before.double()
         assert ((c - exact).abs() <= 2.0**-17 * size).all(), "elements are rounded to nearest"
         inner.fill_(float("nan"))
         assert torch.isnan(guarded).all(), "nothing beside C is written"
@@ -392,7 +455,7 @@ def test_many_rows_of_tiles_that_are_odd(config, layout):
     import torch
 
     m, n = 17 * config.BM - 8, 8 * config.BN - 8  # more tiles than an H200 has multiprocessors
-    m, n = (n, m) if layout == "NN" else (m, n)
+    m, n = (n, m) if LAYOUTS[layout].swapped else (m, n)
     for k in (136, 1504):  # rows of both operands begin within sectors, at multiples of 16 bytes
         a, b = (random(order, rows, cols, pad=4) for order, rows, cols in zip(layout, (m, k), (k, n), strict=True))
         guarded = torch.full((m + 2, n + 4), float("nan"), device="cuda")
@@ -411,7 +474,7 @@ def test_many_rows_of_tiles_that_are_odd(config, layout):
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("offset", [0, 1])
 def test_all_layouts_and_addresses_have_a_product(layout, offset):
-    """Operands that tensor maps cannot describe are decomposed; the stage itself refuses them."""
+    """Operands that tensor maps cannot describe are decomposed; if these are both, the stage itself refuses them."""
     import torch
 
     from numba_gemm import explain, tiled_sgemm
@@ -421,10 +484,11 @@ def test_all_layouts_and_addresses_have_a_product(layout, offset):
         flat[: rows * cols].view(rows, cols) if order == "N" else flat[: rows * cols].view(cols, rows).T
         for order, (rows, cols) in zip(layout, [(300, 400), (400, 200)], strict=True)
     )
-    able = offset == 0 and layout != "TN"
-    assert explain(a, b, precision="tf32").stage == ("tf32_tma" if able else "persistent")
     assert within(tiled_sgemm(a, b, precision="tf32"), a, b)
-    if able:
+    if offset == 0:
+        told = explain(a, b, stage="tf32_tma", precision="tf32")
+        assert "decomposed" in (told.a_access, told.b_access) or layout != "TN"
+        assert told.launches == (2 if layout == "TN" else 1)
         assert within(tiled_sgemm(a, b, stage="tf32_tma", precision="tf32"), a, b)
     else:
         with pytest.raises(ValueError, match="tensor maps cannot describe these operands"):
@@ -447,6 +511,34 @@ def test_matrices_may_lie_between_each_other(batch):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("letters", [letters for letters, layout in LAYOUTS.items() if layout.decomposed])
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+@pytest.mark.parametrize(("m", "n", "k"), [(200, 136, 100), (64, 300, 1028)])
+def test_a_batch_with_an_operand_that_is_decomposed(letters, shared, m, n, k):
+    """Twice, the second time with beta; `shared` is the operand of which there is one matrix."""
+    import torch
+
+    from numba_gemm import explain, tiled_sgemm
+
+    def matrices(order, rows, cols):
+        if order == "*":
+            return torch.randn(3, rows, cols, 3, device="cuda")[..., 1]
+        return torch.randn(3, rows, cols, device="cuda") if order == "N" else torch.randn(3, cols, rows).cuda().mT
+
+    a, b = matrices(letters[0], m, k), matrices(letters[1], k, n)
+    a, b = a[0] if shared == "a" else a, b[0] if shared == "b" else b
+    options = {"stage": "tf32_tma", "precision": "tf32"}
+    assert explain(a, b, **options).launches == 2
+    found = tiled_sgemm(a, b, **options)
+    assert within(found, a, b)
+    before = torch.randn_like(found)
+    again = before.clone()
+    tiled_sgemm(a, b, again, alpha=2.0, beta=-0.5, **options)
+    assert within(again, a, b, 2.0, -0.5, before)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 def test_integers_and_what_is_not_finite():
     import torch
 
@@ -459,11 +551,16 @@ def test_integers_and_what_is_not_finite():
     assert torch.equal(tiled_sgemm(a, b, precision="tf32"), (a.double() @ b.double()).float())
     a[3, 5], a[7, 9] = float("inf"), float("nan")
     a[9, 1] = torch.tensor(0x7F800001, dtype=torch.int32).view(torch.float32)
+    b[127, 95], b[90, 33] = float("-inf"), float("nan")
     expected = a @ b
-    found = tiled_sgemm(a, b, precision="tf32")
-    assert torch.equal(torch.isnan(found), torch.isnan(expected))
-    assert torch.equal(found[torch.isinf(expected)], expected[torch.isinf(expected)])
-    assert torch.isnan(found[9]).all()
+    down, across = a.T.contiguous().T, b.T.contiguous().T
+    odd = torch.empty(64 * 128 + 1, device="cuda")[1:].view(64, 128).copy_(a)
+    # In the last ones, either operand is decomposed.
+    for x, y in ((a, b), (a, across), (down, across), (down, b), (odd, b), (down, b[:, :60])):
+        found, wanted = tiled_sgemm(x, y, precision="tf32", stage="tf32_tma"), expected[:, : y.shape[1]]
+        assert torch.equal(torch.isnan(found), torch.isnan(wanted))
+        assert torch.equal(found[torch.isinf(wanted)], wanted[torch.isinf(wanted)])
+        assert torch.isnan(found[9]).all()
 
 
 @pytest.mark.gpu
@@ -517,5 +614,8 @@ def test_a_plan_says_that_nothing_is_decomposed():
     assert torch.equal(plan(a, b), numba_gemm.tiled_sgemm(a, b, precision="tf32"))
     turned = random("T", 512, 128)
     assert within(plan(turned, b), turned, b)
-    assert numba_gemm.plan(512, 256, 128, precision="tf32", layout="TN").stage == "persistent"
+    several = numba_gemm.plan(512, 256, 128, precision="tf32", layout="TN", stage="tf32_tma")
+    down = random("T", 512, 128)
+    assert torch.equal(several(down, b), numba_gemm.tiled_sgemm(down, b, precision="tf32", stage="tf32_tma"))
+    assert within(several(a, b), a, b)
     assert numba_gemm.plan(2047, 1023, 511, precision="tf32").stage == "persistent"

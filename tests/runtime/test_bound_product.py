@@ -117,6 +117,13 @@ EVERY_STEP = {
     "tf32_tma": ("tf32_tma", "tf32", {}),
     "tf32_tma, NT": ("tf32_tma", "tf32", {"b": ACROSS}),
     "tf32_tma, TT": ("tf32_tma", "tf32", {"a": ACROSS, "b": ACROSS}),
+    "tf32_tma, TN": ("tf32_tma", "tf32", {"a": ACROSS}),
+    "tf32_tma, TN, a batch": ("tf32_tma", "tf32", {"a": ACROSS, "batch": BATCHED}),
+    "tf32_tma, A at an odd address": (
+        "tf32_tma",
+        "tf32",
+        {"a": SQUARE._replace(offset=4), "epilogue": abs, "vectors": ((8, 4), (9, -8))},
+    ),
     "tf32_tma, a batch": ("tf32_tma", "tf32", {"batch": BATCHED}),
     "tf32_tma, vectors": ("tf32_tma", "tf32", {"epilogue": abs, "vectors": ((8, 4), (9, -8))}),
     **{
@@ -182,8 +189,8 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, swapped):
         values |= {Slot.VECTORS + i: vector for i, vector in enumerate(vectors)}
         if launches.maps:
             places = device.tensor_maps.places([({Slot.A: a, Slot.B: b}[one.slot], one) for one in launches.maps])
-            values |= {Slot.FIRST_MAP: places[0], Slot.SECOND_MAP: places[1]}
-        elif len(launches.steps) > 1:
+            values |= dict(zip((Slot.FIRST_MAP, Slot.SECOND_MAP), places))
+        if len(launches.steps) > 1:
             lease = device.workspaces.lease(stream, launches.scratch_bytes)
             values[Slot.SCRATCH] = lease.pointer
             device.workspaces.release(lease)

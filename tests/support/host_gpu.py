@@ -67,8 +67,8 @@ def parameters(kernel):
     if kernel.signature is conversion.SIGNATURE:
         return dict.fromkeys(("a", "a_copy", "b", "b_copy"), MATRIX) | {"words": 15}
     assert kernel.signature is tma_stage.SIGNATURE, f"{kernel.name} has parameters that are not known here"
-    maps = {"u_map": 1, "v_map": 1}
-    return {"alpha": SCALAR} | maps | {"beta": SCALAR, "c": MATRIX, "k": 1, "steps": 5} | vectors
+    operands = {"u_map": 1, "v_map": 1, "v_part": MATRIX}
+    return {"alpha": SCALAR} | operands | {"beta": SCALAR, "c": MATRIX, "k": 1, "steps": 6} | vectors
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ if not SIMULATOR:
 COMPLETE_WORDS = 7
 ADD_PARTIALS_WORDS = 12
 FUSED_STEPS = 3
+TMA_STEPS = 6
 
 
 def _steps_type(count: int) -> Any:
@@ -76,7 +77,7 @@ def add_partials_signature(variant: AddPartialsVariant) -> tuple[Any, ...]:
 
 
 def tma_signature(variant: TmaVariant) -> tuple[Any, ...]:
-    """Return the Numba types of the parameters (alpha, u_map, v_map, beta, c, k, steps, vectors)."""
-    maps, steps = (types.int64, types.int64), types.UniTuple(types.int64, 5)
+    """Return the Numba types of the parameters (alpha, u_map, v_map, v_part, beta, c, k, steps, vectors)."""
+    operands = (types.int64, types.int64, MatrixType(True))
     vectors = vector_types(variant.tensor_variant.vectors)
-    return (types.float32, *maps, types.float32, MatrixType(False), types.int64, steps, *vectors)
+    return (types.float32, *operands, types.float32, MatrixType(False), types.int64, _steps_type(TMA_STEPS), *vectors)

@@ -1,25 +1,25 @@
-"""tf32_tma: operands are multiplied as they are in memory.
+"""tf32_tma: operands are multiplied as they are in memory, or one of them is.
 
 Bottleneck before: rearranging the operands takes much of the time of a product of one part per element.
 Idea: tensor maps. A copy fetches a box of the matrix itself, rounds it to TF32, and places its rows where the matrix
     instruction expects them. In shared memory, that instruction needs operands that are contiguous along k. It can also
     take the rows of its first operand from registers, which threads load in any order, so only one of the operands must
-    be contiguous along k. Blocks keep in step, as those of `persistent`. If rows begin within sectors of memory, copies
-    are limited by their requests to the L2 cache: if V's do, two blocks form a cluster, and each copies half of V's
-    tile for both.
+    be contiguous along k. If none is, or a map can describe only one, the other is decomposed before. Blocks keep in
+    step, as those of `persistent`. If rows begin within sectors of memory, copies are limited by their requests to the
+    L2 cache: if V's do, two blocks form a cluster, and each copies half of V's tile for both.
 Traffic: as before, without the reads and writes of the decomposition.
 Registers and shared memory: a sum, and two slots' rows of the first operand, 32 registers: while products read one set,
     the other is loaded. As many slots as fit.
-Measured: 331.8 TFLOP/s of tf32 at 4096x4096x4096 on an NVIDIA H200, 1.00 of cuBLAS TF32.
+Measured: 344.7 TFLOP/s of tf32 at 4096x4096x4096 on an NVIDIA H200, 1.00 of cuBLAS TF32.
 Limits: the power limit; a tile is stored while its warpgroup's tensor cores idle. An operand that tensor maps cannot
-    describe, or two operands that are both contiguous across k, must be rearranged first.
+    describe, or one of two that are contiguous across k, must be rearranged first.
 """
 
 from functools import lru_cache
 
 from numba import cuda, float32, int32, int64, uint32
 
-from ...device import cluster, mbarrier, registers, tensor_map, wgmma
+from ...device import bulk_copy, cluster, mbarrier, registers, tensor_map, wgmma
 from ...device.address import (
     address_of,
     col_step,
@@ -29,6 +29,7 @@ from ...device.address import (
     shared_load2,
     transposed,
 )
+from ...device.grid_order import wait_for_last
 from ...device.matrix import shifted
 from ...device.store import element_store
 from ...device.units import WARP
@@ -153,11 +154,12 @@ def sums_store(config, variant):
 
 
 def build(config, variant):
-    """Make the kernel ``(alpha, u, v, beta, c, k, steps)``, followed by `vectors` if the variant's epilogue has any.
+    """Make the kernel ``(alpha, u, v, part, beta, c, k, steps)``; the epilogue's `vectors` follow if it has any.
 
-    `u` and `v` are addresses of tensor maps of U as stored and of V, for the `boxes`; `c` is C, or its transpose if
-    that is what ``U @ V.T`` is. The grid has any number of blocks along x, and the matrices of a batch along y. `steps`
-    lead from one matrix to the next: 0 or 1 for u and v, bytes for c; those of `words_of_turns` follow.
+    `u` and `v` are addresses of tensor maps of U as stored and of V, for the `boxes`; if V is decomposed, `v` is 0 and
+    `part` its part. `c` is C, or its transpose if that is what ``U @ V.T`` is. The grid has any number of blocks along
+    x, and the matrices of a batch along y. `steps` lead from one matrix to the next: 0 or 1 for both maps, bytes for
+    `part` and `c`; those of `words_of_turns` follow.
     """
     one_part = variant.tensor_variant.precision == TENSOR_PRECISIONS["tf32"]
     two_slots = config.slots(TENSOR_PRECISIONS["tf32"]) >= 2  # one is awaited before the other is given back
@@ -177,20 +179,60 @@ def build(config, variant):
     multiply0, multiply1, multiply2, multiply3 = (wgmma.multiply_rows(BN, 4 * step) for step in range(STEPS))
 
     @device_function
-    def fetch(at, u, v, k, row, col, u_place, v_place, full):
-        mbarrier.expect(full, uint32(SLOT))
+    def fetch_u(at, u, k, row, u_place, full):
         if ALONG:
             tensor_map.load(at, u, k, row, u_place, full)
         else:
             for panel in range(BM // PANEL):
                 to = uint32(at + uint32(panel * PANEL * ROW_BYTES))
                 tensor_map.load(to, u, int32(row + int32(panel * PANEL)), k, u_place, full)
+
+    @device_function
+    def fetch_v(at, v, part, s, col, v_place, full):
+        k = int32(s * uint32(ROW_WORDS))
         if PAIRS:  # blocks of a cluster have the same rows of V
             first, _, blocks = own_share(uint32(BN))
-            v_to = uint32(at + uint32(U_BYTES) + uint32(first * uint32(ROW_BYTES)))
-            tensor_map.load_in(v_to, v, k, int32(col + int32(first)), v_place, full, blocks)
+            to = uint32(at + uint32(first * uint32(ROW_BYTES)))
+            tensor_map.load_in(to, v, k, int32(col + int32(first)), v_place, full, blocks)
         else:
-            tensor_map.load(uint32(at + uint32(U_BYTES)), v, k, col, v_place, full)
+            tensor_map.load(at, v, k, col, v_place, full)
+
+    @device_function
+    def fetch_part(at, v, part, s, col, v_place, full):
+        bulk_copy.bulk_load(at, address_of(part, int64(s), int64(col) * ROW_WORDS), uint32(ROW_BYTES * BN), full)
+
+    def fetching(begin, fetch_other):
+        """Make a device function that fetches all slots of a block; it returns what follows the last one."""
+
+        @device_function
+        def fetch(u, v, part, u_place, v_place, start, full, empty, rows, cols, k_slots):
+            tensor_map.acquire(u)
+            begin(v)
+            i, parity = uint32(0), uint32(1)  # of the phase before the first, so that all slots count as empty
+            tile = uint32(cuda.blockIdx.x)
+            while tile < uint32(rows * cols):
+                tile_row, tile_col = place(tile, rows, cols)
+                s = uint32(0)
+                while s < k_slots:
+                    at, filled = uint32(start + i * uint32(SLOT)), uint32(full + i * BARRIER_BYTES)
+                    while not mbarrier.ended(uint32(empty + i * BARRIER_BYTES), parity):
+                        pass
+                    row, col = int32(tile_row * uint32(BM)), int32(tile_col * uint32(BN))
+                    mbarrier.expect(filled, uint32(SLOT))
+                    fetch_u(at, u, int32(s * uint32(ROW_WORDS)), row, u_place, filled)
+                    fetch_other(uint32(at + uint32(U_BYTES)), v, part, s, col, v_place, filled)
+                    s = uint32(s + 1)
+                    i, parity = following(i, parity)
+                tile = uint32(tile + cuda.gridDim.x)
+            return i, parity
+
+        return fetch
+
+    @device_function
+    def await_part(v):
+        wait_for_last()  # V has been decomposed
+
+    fetch_mapped, fetch_decomposed = fetching(tensor_map.acquire, fetch_v), fetching(await_part, fetch_part)
 
     @device_function
     def turn(acc, held, held_before, memory, start, full, i, parity, first, keep):
@@ -208,9 +250,9 @@ def build(config, variant):
         wait(acc, held_before, 1)
 
     @device_function
-    def run(alpha, u, v, beta, c, k, steps, vectors):
+    def run(alpha, u, v, part, beta, c, k, steps, vectors):
         member = int64(cuda.blockIdx.y)
-        c = shifted(c, member * steps[2])
+        c = shifted(c, member * steps[3])
         memory = cuda.shared.array(0, float32, alignment=128)
         start = first_slot(memory)
         full = uint32(start + SLOTS * SLOT)
@@ -222,7 +264,7 @@ def build(config, variant):
         if PAIRS:
             blocks = cluster.size()
             rows = uint32(uint32(rows + uint32(blocks - uint32(1))) & uint32(0 - blocks))  # one may be beyond C
-        counter = steps[3]  # 0 if blocks do not keep in step
+        counter = steps[4]  # 0 if blocks do not keep in step
         if tid == uint32(0):
             for i in range(SLOTS):
                 mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(1))
@@ -241,28 +283,18 @@ def build(config, variant):
             warp = cuda.shfl_sync(0xFFFFFFFF, int32(tid // WARP), 0)  # so the compiler knows that a warp has one role
             if warp == WARPGROUP // WARP * CONSUMERS + 1:
                 if counter and tid % WARP == 0:
-                    keep_in_step(counter, uint32(steps[4]), uint32(rows * cols), k_slots, full, empty)
+                    keep_in_step(counter, uint32(steps[5]), uint32(rows * cols), k_slots, full, empty)
             else:
-                parity = uint32(1)  # of the phase before the first, so that all slots count as empty
-                fetches = tid == uint32(WARPGROUP * CONSUMERS)
                 u_place, v_place = int32(member * steps[0]), int32(member * steps[1])
-                if fetches:
-                    tensor_map.acquire(u)
-                    tensor_map.acquire(v)
-                while fetches and tile < uint32(rows * cols):
-                    tile_row, tile_col = place(tile, rows, cols)
-                    s = uint32(0)
-                    while s < k_slots:
-                        at, filled = uint32(start + i * uint32(SLOT)), uint32(full + i * BARRIER_BYTES)
-                        while not mbarrier.ended(uint32(empty + i * BARRIER_BYTES), parity):
-                            pass
-                        row, col = int32(tile_row * uint32(BM)), int32(tile_col * uint32(BN))
-                        fetch(at, u, v, int32(s * uint32(ROW_WORDS)), row, col, u_place, v_place, filled)
-                        s = uint32(s + 1)
-                        i, parity = following(i, parity)
-                    tile = uint32(tile + cuda.gridDim.x)
-                if PAIRS and fetches:
-                    await_all(empty, i, parity)
+                if tid == uint32(WARPGROUP * CONSUMERS):
+                    if PAIRS:
+                        i, parity = fetch_mapped(u, v, part, u_place, v_place, start, full, empty, rows, cols, k_slots)
+                        await_all(empty, i, parity)
+                    elif v:
+                        fetch_mapped(u, v, part, u_place, v_place, start, full, empty, rows, cols, k_slots)
+                    else:
+                        part = shifted(part, member * steps[2])
+                        fetch_decomposed(u, v, part, u_place, v_place, start, full, empty, rows, cols, k_slots)
         else:
             if CLAIM > 0:
                 registers.claim(CLAIM)
@@ -303,11 +335,11 @@ def build(config, variant):
     bounds = hardware_only(launch_bounds=(config.threads, 1))
 
     @cuda.jit(**bounds)
-    def tf32_tma(alpha, u, v, beta, c, k, steps):
-        run(alpha, u, v, beta, c, k, steps, ())
+    def tf32_tma(alpha, u, v, part, beta, c, k, steps):
+        run(alpha, u, v, part, beta, c, k, steps, ())
 
     @cuda.jit(**bounds)
-    def tf32_tma_with(alpha, u, v, beta, c, k, steps, vectors):
-        run(alpha, u, v, beta, c, k, steps, vectors)
+    def tf32_tma_with(alpha, u, v, part, beta, c, k, steps, vectors):
+        run(alpha, u, v, part, beta, c, k, steps, vectors)
 
     return tf32_tma_with if variant.vectors else tf32_tma

@@ -1,4 +1,4 @@
-"""Launches of a stage whose operands are copied in place by tensor maps."""
+"""Launches of a stage of whose operands at least one is copied in place by a tensor map."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ..product import Layout, Product
 from ..stage import Gpu, Partition, Stage
 from ..step import ALPHA, AT_C, BETA, Argument, Kernel, Launches, MapOf, MatrixAt, Moving, Slot, Step, Vector, Words
 from .config import ROW_WORDS, TensorVariant, WarpgroupConfig
+from .decomposition import Decomposition, decomposing_steps, decomposition_of
 from .precision import TensorPrecision
-from .stage import blocks_per_cluster, words_of_turns
+from .stage import MAX_PARTS_BYTES, blocks_per_cluster, words_of_turns
 
 SIGNATURE = Code("tensor_core.signatures", "tma_signature")
 FIRST_MAP, SECOND_MAP = Words((Moving(Slot.FIRST_MAP),)), Words((Moving(Slot.SECOND_MAP),))
@@ -33,9 +34,9 @@ class TmaOperands(NamedTuple):
     Attributes
     ----------
     layout : str
-        Layouts of A and B: "NN", "NT" or "TT"; "N" by rows, "T" by columns.
+        Layouts of A and B, one of `LAYOUTS`.
     u, v : Layout
-        Layouts that the tensor maps describe, each with contiguous rows.
+        Layouts that the tensor maps describe, each with contiguous rows; of a V that is decomposed, any.
     u_slot, v_slot : Slot
         Operands that they are.
     rows, cols : int
@@ -43,7 +44,7 @@ class TmaOperands(NamedTuple):
     u_step, v_step : int
         Bytes to the next matrix of a batch; 0 if all share it.
     u_sectors, v_sectors : bool
-        True if rows that the tensor maps describe begin at sectors of memory, as far as strides tell.
+        True if rows that the tensor maps describe begin at sectors of memory, as far as strides tell; parts of V do.
     """
 
     layout: str
@@ -57,6 +58,11 @@ class TmaOperands(NamedTuple):
     v_step: int
     u_sectors: bool
     v_sectors: bool
+
+    @property
+    def placed(self) -> TmaLayout:
+        """How C is mapped to ``U @ V.T``."""
+        return LAYOUTS[self.layout]
 
 
 def describable(layout: Layout, step: int = 0) -> bool:
@@ -76,36 +82,50 @@ def _regular(layout: Layout) -> bool:
     return layout.row_stride % UNIT == 0 and FLOAT32_BYTES * layout.cols <= layout.row_stride < STRIDE_END
 
 
-def _described(layout: str, of_u: tuple[Layout, Slot, int, int], of_v: tuple[Layout, Slot, int, int]) -> TmaOperands:
-    """Return a record of operands, of each of which its layout, slot, rows and batch step are given."""
-    (u, u_slot, rows, u_step), (v, v_slot, cols, v_step) = of_u, of_v
-    at_sectors = ((one.row_stride | step) % (SECTOR * FLOAT32_BYTES) == 0 for one, step in ((u, u_step), (v, v_step)))
-    return TmaOperands(layout, u, v, u_slot, v_slot, rows, cols, u_step, v_step, *at_sectors)
-
-
 @lru_cache(maxsize=1024)
 def tma_operands(product: Product) -> TmaOperands | None:
-    """Return the operands of a product as tensor maps describe them; None if they must be decomposed instead.
+    """Return the operands of a product as tensor maps describe them; None if both must be decomposed instead.
 
-    One of A and B, at least, must be contiguous along k. Of the batch, only the last dimension counts.
+    If maps describe both, and one of them is contiguous along k, none is decomposed; else one is, unless its parts for
+    a whole batch are too large. Of the batch, only the last dimension counts.
     """
     m, n, k, batch = product.m, product.n, product.k, product.batch
-    a_step, b_step = batch.a[-1], batch.b[-1]
     if product.converted is not product or max(m, n, k) >= EXTENT_END or batch.extents[-1] > MAX_GRID_Y:
         return None
-    a, b = product.a, product.b
-    by_rows = describable(a, a_step)
-    if by_rows and describable(b, b_step):
-        return _described("NN", (b, Slot.B, n, b_step), (a, Slot.A, m, a_step))
-    across = b.transposed
-    if not describable(across, b_step):
-        return None
-    if by_rows:
-        return _described("NT", (a, Slot.A, m, a_step), (across, Slot.B, n, b_step))
-    down = a.transposed
-    if describable(down, a_step):
-        return _described("TT", (down, Slot.A, m, a_step), (across, Slot.B, n, b_step))
-    return None
+    a_step, b_step = batch.a[-1], batch.b[-1]
+    of_a = _order(product.a, a_step, "NT")
+    of_b = _order(product.b, b_step, "TN" if of_a == "T" else "NT")
+    letters = of_a + of_b
+    if letters not in LAYOUTS:
+        if any(product.prepared) or not letters:
+            return None
+        if of_a and of_b:  # the larger one is read as it is
+            of_a, of_b = (of_a, "") if m >= n else ("", of_b)
+        letters = (of_a or "*") + (of_b or "*")
+    placed = LAYOUTS[letters]
+    if placed.swapped:
+        u = product.b if of_b == "N" else product.b.transposed
+        u_slot, v_slot, v, u_step, v_step = Slot.B, Slot.A, product.a, b_step, a_step
+    else:
+        u = product.a if of_a == "N" else product.a.transposed
+        u_slot, v_slot, v, u_step, v_step = Slot.A, Slot.B, product.b.transposed, a_step, b_step
+    u_sectors, v_sectors = (
+        (one.row_stride | step) % (SECTOR * FLOAT32_BYTES) == 0 for one, step in ((u, u_step), (v, v_step))
+    )
+    rows, cols = (n, m) if placed.swapped else (m, n)
+    if placed.decomposed:
+        if v_step and batch.extents[-1] * cols * k * FLOAT32_BYTES > MAX_PARTS_BYTES:
+            return None  # both are, some matrices at a time, which a launch with maps may not leave half done
+        v_sectors = True
+    return TmaOperands(letters, u, v, u_slot, v_slot, rows, cols, u_step, v_step, u_sectors, v_sectors)
+
+
+def _order(x: Layout, step: int, orders: str) -> str:
+    """Return the first of two orders, "N" and "T", in which a tensor map can describe an operand; empty without any."""
+    for order in orders:
+        if describable(x if order == "N" else x.transposed, step):
+            return order
+    return ""
 
 
 class TmaVariant(NamedTuple):
@@ -149,14 +169,25 @@ class TmaLayout:
         U is contiguous along k; otherwise along its rows.
     swapped : bool
         The product is the transpose of C; otherwise C itself.
+    decomposed : bool
+        V is decomposed first; otherwise a tensor map describes it, too.
     """
 
     along: bool
     swapped: bool
+    decomposed: bool = False
 
 
-# Keyed by the orders of A and B: "N" row-major, "T" column-major. With "TN", neither is contiguous along k.
-LAYOUTS = {"NN": TmaLayout(False, True), "NT": TmaLayout(True, False), "TT": TmaLayout(False, False)}
+# Keyed by the orders of A and B: "N" row-major, "T" column-major, "*" any, of the one that is decomposed.
+LAYOUTS = {
+    "NN": TmaLayout(False, True),
+    "NT": TmaLayout(True, False),
+    "TT": TmaLayout(False, False),
+    "N*": TmaLayout(True, False, True),
+    "T*": TmaLayout(False, False, True),
+    "*N": TmaLayout(False, True, True),
+    "*T": TmaLayout(True, True, True),
+}
 
 
 def boxes(config: WarpgroupConfig, layout: str, blocks: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -213,13 +244,13 @@ class TmaStage(Stage):
     def kernel(self, config: WarpgroupConfig, product: Product, precision: str = "") -> Kernel:
         """Return the kernel that multiplies operands of these layouts."""
         found = self._operands(product)
-        return self._kernel(config, product, found.layout, rows_in_pairs(config, found) > 0)
+        return self._kernel(config, product, found.placed, rows_in_pairs(config, found) > 0)
 
-    def _kernel(self, config: WarpgroupConfig, product: Product, layout: str, pairs: bool) -> Kernel:
+    def _kernel(self, config: WarpgroupConfig, product: Product, placed: TmaLayout, pairs: bool) -> Kernel:
         assert self.tensor_precision is not None
         tensor_variant = TensorVariant(self.tensor_precision, product.epilogue, len(product.vectors))
-        along, swapped = LAYOUTS[layout].along, LAYOUTS[layout].swapped and product.epilogue is not None
-        return self.kernel_of(config, TmaVariant(tensor_variant, along, swapped, pairs))
+        swapped = placed.swapped and product.epilogue is not None
+        return self.kernel_of(config, TmaVariant(tensor_variant, placed.along, swapped, pairs))
 
     def _operands(self, product: Product) -> TmaOperands:
         found = tma_operands(product)
@@ -229,32 +260,48 @@ class TmaStage(Stage):
     def own_launches(
         self, config: WarpgroupConfig, product: Product, precision: str, partition: Partition | None, gpu: Gpu
     ) -> Launches:
-        """Return the launch of a product."""
+        """Return the launch of a product, behind the one that decomposes V if it is decomposed."""
         assert product.batch.extents[:-1] == (1, 1), "one launch takes one dimension"
         assert self.boxes is not None
         found, matrices = self._operands(product), product.batch.extents[-1]
-        cols, paired = ceil_div(found.cols, config.BN), rows_in_pairs(config, found)
-        kernel = self._kernel(config, product, found.layout, paired > 0)
+        placed, cols, paired = found.placed, ceil_div(found.cols, config.BN), rows_in_pairs(config, found)
+        kernel = self._kernel(config, product, placed, paired > 0)
         cluster = blocks_per_cluster(paired, min(paired * cols, gpu.sm_count)) if paired else 1
         tiles = cols * (paired if cluster > 1 else ceil_div(found.rows, config.BM))
         u_box, v_box = self.boxes(config, found.layout, cluster)
         turns = words_of_turns(tiles, matrices, gpu)
         vectors = [Vector(i, *vector) for i, vector in enumerate(product.vectors)]
-        arguments: tuple[Argument, ...] = (
-            ALPHA,
-            FIRST_MAP,
-            SECOND_MAP,
-            BETA,
-            MatrixAt(AT_C, product.c.transposed if LAYOUTS[found.layout].swapped else product.c),
-            Words((product.k,)),
-            Words((int(found.u_step > 0), int(found.v_step > 0), product.batch.c[-1], *turns)),
-            *vectors,
-        )
-        maps = (
+        maps: tuple[MapOf, ...] = (
             MapOf(found.u_slot, found.u, u_box, matrices, found.u_step),
             MapOf(found.v_slot, found.v, v_box, matrices, found.v_step),
         )
+        v = part = MatrixAt(Moving(found.v_slot), found.v)  # which is not read as a part unless it is one
+        before, second, part_step, scratch_bytes = tuple[Step, ...](), SECOND_MAP, 0, 0
+        if placed.decomposed:
+            made = self._decomposition(config, product, found)
+            before = decomposing_steps(made, (v, v), (0, found.v_step), (False, True), matrices > 1, gpu, True)
+            maps, second, scratch_bytes = maps[:1], Words((0,)), made.bytes
+            part, part_step = made.arguments[1], made.steps[1]
+        arguments: tuple[Argument, ...] = (
+            ALPHA,
+            FIRST_MAP,
+            second,
+            part,
+            BETA,
+            MatrixAt(AT_C, product.c.transposed if placed.swapped else product.c),
+            Words((product.k,)),
+            Words((int(found.u_step > 0), int(found.v_step > 0), part_step, product.batch.c[-1], *turns)),
+            *vectors,
+        )
         grid = min(tiles, gpu.sm_count), matrices, 1
-        step = Step(kernel, grid, (config.threads, 1, 1), arguments, cluster=cluster)
+        step = Step(kernel, grid, (config.threads, 1, 1), arguments, placed.decomposed, cluster=cluster)
         paced = turns[0] != 0
-        return Launches((step,), counters=int(paced), maps=maps, paced=paced)
+        return Launches((*before, step), scratch_bytes, int(paced), maps, paced=paced)
+
+    def _decomposition(self, config: WarpgroupConfig, product: Product, found: TmaOperands) -> Decomposition:
+        """Lay out the part of V, of an even number of slots, as the kernel computes them."""
+        assert self.tensor_precision is not None
+        own = product if found.v_slot is Slot.B else product.transposed
+        terms = 2 * ROW_WORDS * (ceil_div(product.k, 2 * ROW_WORDS) or 1)
+        own = own._replace(a=own.a._replace(cols=terms))
+        return decomposition_of(self.tensor_precision, own, config, of_b_alone=True)
