@@ -795,11 +795,13 @@ figure = Figure(figsize=(7, 4), layout="constrained")
 axes = figure.add_subplot()
 for name in speeds.index:
     axes.plot(at[name], speeds.loc[name, "TFLOP/s"], "o", color="#D55E00")
+    left = name in ("bf16x6", "bf16x9")  # beside others
     axes.annotate(
         name,
         (at[name], speeds.loc[name, "TFLOP/s"]),
-        (6, 4),
+        (-6 if left else 6, 4),
         textcoords="offset points",
+        ha="right" if left else "left",
         fontsize=9,
     )
 axes.plot(at["cublas"], theirs.loc["ieee", "gflops"] / 1e3, "x", color="black")
