@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import product as pairs
 
+from ..device.access import SECTOR
+from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels.product import ONE, Layout, Product, dense
 from ..kernels.stage import Stage
 from ..kernels.step import Kernel
@@ -21,6 +23,7 @@ __all__ = ["compile_ahead", "gradients", "other_extents"]
 
 EXTENTS = (512, 1024, 2048, 4096, 8192)  # of M and of N, for which other kernels are chosen
 ALIGNMENT = 4  # elements of a 128-bit access
+SECTOR_BYTES = SECTOR * FLOAT32_BYTES
 
 
 def gradients(product: Product) -> tuple[Product, Product]:
@@ -36,10 +39,15 @@ def gradients(product: Product) -> tuple[Product, Product]:
 
 
 def other_extents(product: Product) -> list[Product]:
-    """Return products whose operands have the same strides and alignment, and common extents M and N."""
+    """Return products whose operands have the same order and alignment, and common extents M and N."""
 
     def resized(layout: Layout, rows: int, cols: int) -> Layout:
-        return layout._replace(rows=rows, cols=cols)
+        down, across = layout.row_stride, layout.col_stride
+        if 0 < across <= down:
+            down += _missing(cols * across - down)
+        elif 0 < down < across:
+            across += _missing(rows * down - across)
+        return layout._replace(rows=rows, cols=cols, row_stride=down, col_stride=across)
 
     found = []
     for rows, cols in pairs(EXTENTS, EXTENTS):
@@ -47,6 +55,11 @@ def other_extents(product: Product) -> list[Product]:
         a, b, c = resized(product.a, m, k), resized(product.b, k, n), resized(product.c, m, n)
         found.append(Product(a, b, c))
     return found
+
+
+def _missing(bytes_between: int) -> int:
+    """Return the bytes by which lines must be further apart, in whole sectors, so that they do not overlap."""
+    return max(ceil_div(bytes_between, SECTOR_BYTES), 0) * SECTOR_BYTES
 
 
 def compile_ahead(

@@ -16,7 +16,7 @@ from ..kernels.stage import Partition, check_grid
 from ..kernels.step import Launches
 from ..kernels.tensor_core.config import NarrowRowsConfig
 from ..kernels.tensor_core.stage import TensorStage
-from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
+from ..kernels.tensor_core.tma_stage import TmaStage, described_as, tma_operands
 from ..runtime import device as devices
 from ..runtime import epilogue as epilogues
 from ..runtime import workspace as workspaces
@@ -345,19 +345,29 @@ class Plan:
                 return wanted.choose(part)
             same = (part.m, part.n, part.batch.matrices) == (planned.m, planned.n, planned.batch.matrices)
             narrow = isinstance(choice.config, NarrowRowsConfig) and not choice.oriented(part).narrow_a
-            if narrow or (isinstance(choice.stage, TmaStage) and not self._maps_describe(part)):
-                fits = self._workspace is not None and same and part.k == planned.k  # the caller's memory
-                return self._decomposed if fits and self._decomposed is not None else wanted.choose(part)
+            described = not isinstance(choice.stage, TmaStage) or described_as(
+                tma_operands(part), tma_operands(planned)
+            )
+            if narrow or not described:
+                return self._other(part, same and part.k == planned.k, wanted)
             if same and part.k in (0, planned.k):
                 return choice
             return self._undivided(part) if choice.partition is None else self._divided(part)
 
         return choose
 
-    def _maps_describe(self, part: Product) -> bool:
-        """Return True if tensor maps describe a part's operands, and none or the planned one is decomposed."""
-        found, planned = tma_operands(part), tma_operands(self._product)
-        return found is not None and (not found.placed.decomposed or planned is None or found.layout == planned.layout)
+    def _other(self, part: Product, same: bool, wanted: request.Request) -> Choice:
+        """Return a choice for operands that the plan's cannot read, for which the caller's memory is large enough."""
+        decomposed = None if self._workspace is None else self._decomposed
+        if decomposed is not None and same:
+            return decomposed
+        found = wanted.choose(part)
+        return found if decomposed is None or self._holds(found, part) else decomposed._replace(partition=None)
+
+    def _holds(self, choice: Choice, part: Product) -> bool:
+        """Return True if the plan has the memory for a part."""
+        launches, (size, counters) = choice.launches(part, devices.device_properties(self.device).gpu), self._room
+        return launches.scratch_bytes <= size and (launches.counters <= counters or launches.paced)
 
     def _undivided(self, part: Product) -> Choice:
         """Return the plan's choice for a part of another shape, with one block per tile of C."""
@@ -370,19 +380,13 @@ class Plan:
 
     def _divided(self, part: Product) -> Choice:
         """Return the plan's choice for a part of another shape, with sums divided as far as its memory allows."""
-        choice, (size, counters) = self._choice, self._room
-        owner = devices.get_device(self.device)
+        choice, owner = self._choice, devices.get_device(self.device)
         wanted = heuristics.problem(part, owner.properties, choice.precision)
         ranked = [one for one in heuristics.ranked(wanted, choice.stage) if one.partition is not None]
         others = [one for one in ranked if (one.config, one.swapped) == (choice.config, choice.swapped)]
         if choice.stage.takes_partition:
-            usual = owner.partition(choice.stage, choice.config, part)
-            others.append(choice._replace(partition=usual, swapped=False))
-        for other in others:
-            launches = other.launches(part, owner.properties.gpu)
-            if launches.scratch_bytes <= size and (launches.counters <= counters or launches.paced):
-                return other
-        return self._undivided(part)
+            others.append(choice._replace(partition=owner.partition(choice.stage, choice.config, part), swapped=False))
+        return next((other for other in others if self._holds(other, part)), self._undivided(part))
 
 
 def _vectors_of(epilogue: Callable[..., Any]) -> int:

@@ -228,7 +228,7 @@ def seconds_of(
     )
     thin = TMA_THIN if by_maps and not by_maps.decomposed and min(m, n) <= TMA_THIN_EXTENT else 1.0
     zeros = 0.0  # seconds for each row that is filled up
-    if bandwidth and decomposed:
+    if bandwidth and (decomposed or (by_maps and by_maps.decomposed)):
         zeros = matrices * k * FLOAT32_BYTES * own.parts / own.per_word / (MEMORY_EFFICIENCY * bandwidth)
     starting = STEPWISE_START if own.stepwise and not whole_rows else 0.0
     several = decomposed and len(own.products) > 1 and (whole_rows or not own.stepwise)
@@ -247,7 +247,8 @@ def seconds_of(
     for config, BM, BN, area, flops_per_s, slower, few_slower, end, one_by_one, divisible in rated:
         down, across = -(-rows // BM), -(-cols // BN)
         tiles = matrices * down * across
-        rounds, filling = -(-tiles // sm_count), zeros * ((0 if whole_rows else down * BM - rows) + across * BN - cols)
+        rounds, filled = -(-tiles // sm_count), across * BN - cols
+        filling = zeros * (filled if whole_rows or by_maps else filled + down * BM - rows)
         flops = area * flops_by_area
         summing, few_summing = flops / 1e12 * slower, flops / 1e12 * few_slower
         other = filling + rounds * end + starting
@@ -258,7 +259,7 @@ def seconds_of(
         copying = ROWS_FLOATS[BM] if floats else thin
         shared = 2 if paired and even_rows(down) else 1  # two blocks share copies of V
         requests = tiles * (BM * u_row + BN * v_row / shared)
-        least_here = moving + rounds * end
+        least_here = moving + filling + rounds * end
         expected = copying * (other + max(requests, rounds * (few_summing if rounds <= few_rounds else summing)))
         ranked = copying * (other + max(requests, rounds * flops / flops_per_s))
         whole.append((max(ranked, least_here), max(expected, least_here), config, None))

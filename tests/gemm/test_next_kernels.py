@@ -101,6 +101,18 @@ def test_other_extents_have_the_same_accesses(step, offset, remainder):
     assert {one.k for one in found} == {k}
 
 
+@pytest.mark.parametrize(("a_order", "b_order"), list(itertools.product("NT", repeat=2)))
+def test_lines_of_other_extents_do_not_overlap(a_order, b_order):
+    """They begin at the same places within sectors of memory."""
+    product = Product(dense(a_order, 64, 36), dense(b_order, 36, 128), dense("N", 64, 128))
+    for found in next_kernels.other_extents(product):
+        for one, before in zip(found[:3], product[:3], strict=True):
+            apart, length = (one.row_stride, one.cols) if one.col_stride == 4 else (one.col_stride, one.rows)
+            assert apart >= 4 * length
+            assert (apart - max(before.row_stride, before.col_stride)) % 32 == 0
+            assert min(one.row_stride, one.col_stride) == 4
+
+
 def test_choices_for_products_that_may_follow_are_not_told(announced, caplog):
     caplog.set_level(logging.DEBUG, logger="numba_gemm")
     order = dense("N", 64, 64)

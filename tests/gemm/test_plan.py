@@ -317,6 +317,19 @@ def test_a_plan_that_decomposes_the_smaller_operand_never_decomposes_the_larger_
         assert [did.kernel.partition("_")[0] for did in launched] == ["decompose", stage]
 
 
+def test_a_folded_batch_of_operands_that_the_plan_cannot_read_fits_its_workspace(torch, gpu, monkeypatch):
+    """The choice for such a product would take more memory."""
+    gpu.computes = False
+    monkeypatch.setattr(workspaces, "clear", lambda *_: None)
+    options = {"batch": 64, "layout": "TN", "precision": "tf32"}
+    memory = tensor(np.zeros((1, plan(512, 72, 68, **options).workspace_bytes // 4 + 64), np.float32)[0])
+    made = plan(512, 72, 68, workspace=Tensor(memory.x[-(memory.x.ctypes.data // 4) % 64 :]), **options)
+    assert made.stage == "tf32_tma"
+    with gpu.recording() as launched:
+        made(Tensor(on_boundary(filled(64 * 512, 69)).reshape(64, 512, 69)[:, :, :68]), Tensor(filled(72, 68).T))
+    assert [did.kernel.partition("_")[0] for did in launched] == ["decompose", "persistent"]
+
+
 @pytest.mark.parametrize(("precision", "k"), [("bf16x6", 129), ("tf32", 160)])
 def test_large_batch_needs_the_workspace_of_one_piece(gpu, precision, k):
     """Operands are decomposed in pieces of a limited size, one after another in the same memory."""

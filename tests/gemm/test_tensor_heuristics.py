@@ -93,6 +93,15 @@ def test_shared_copies_of_rows_within_sectors_are_expected_to_take_less_time(u_s
     assert alone > 1.1 * max(even, many)
 
 
+@pytest.mark.parametrize(("m", "n", "tma"), [(4096, 20, "T*"), (20, 4096, "*N")])
+def test_zeros_of_a_decomposed_operand_take_time(m, n, tma):
+    """Wider tiles, in which the other operand is read as soon, are filled with more of them."""
+    found = heuristics.ranked(Problem(m, n, 4096, 200, precision="tf32", tma=tma), TENSOR_STAGES["tf32_tma"])
+    clocks = {one.config.name: one.clocks for one in found}
+    assert clocks["128x128-c2p1"] < clocks["128x192-c2p1"] < clocks["128x256-c2p1"]
+    assert found[0].config.BN <= 128
+
+
 @pytest.mark.parametrize("config", TENSOR_STAGES["tf32_tma"].configs, ids=lambda config: config.name)
 def test_every_tile_for_tensor_maps_has_a_rate(config):
     assert (config.BM, config.BN) in tensor_heuristics.TMA_RATES

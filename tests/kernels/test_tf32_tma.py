@@ -134,14 +134,29 @@ def test_largest_batch():
         assert (found is not None) == fits
 
 
-@pytest.mark.parametrize(("m", "shared", "found"), [(1024, False, None), (64, False, "*N"), (1024, True, "*N")])
-def test_large_parts_of_a_batch(m, shared, found):
-    """They are made for some matrices at a time, by a stage whose launches can be divided."""
-    a, b = in_order("T", m, 1024), in_order("N", 1024, 2048)
-    a_step = 0 if shared else 4 * m * 1024
-    batch = Batch((1, 1, 257), (0, 0, a_step), (0, 0, 4 * 1024 * 2048), (0, 0, 4 * m * 2048))
-    operands = tma_operands(product_of(a, b, batch))
+@pytest.mark.parametrize(
+    ("extents", "count", "shared", "found"),
+    [
+        ((1024, 2048, 1024), 257, "", None),
+        ((64, 2048, 1024), 257, "", "*N"),
+        ((1024, 2048, 1024), 257, "a", "*N"),
+        ((1024, 2048, 1024), 257, "b", "T*"),  # whose one matrix is smaller than all of A
+        ((512, 640, 1024), 256, "b", "T*"),
+        ((640, 512, 1024), 256, "a", "*N"),
+        ((768, 36, 68), 65535, "", None),  # parts are filled to whole tiles and slots
+    ],
+)
+def test_parts_of_a_batch(extents, count, shared, found):
+    """Large ones are made for some matrices at a time, by a stage whose launches can be divided."""
+    m, n, k = extents
+    a, b = in_order("T", m, k), in_order("N", k, n)
+    a_step, b_step = (0 if name in shared else 4 * k * extent for name, extent in (("a", m), ("b", n)))
+    product = product_of(a, b, Batch((1, 1, count), (0, 0, a_step), (0, 0, b_step), (0, 0, 4 * m * n)))
+    operands = tma_operands(product)
     assert (operands and operands.layout) == found
+    if found is not None:
+        for config in TMA.configs:
+            assert TMA.launches(config, product, "tf32", None, GPU).scratch_bytes <= 1 << 30
 
 
 @pytest.mark.parametrize("config", TMA.configs, ids=lambda config: config.name)

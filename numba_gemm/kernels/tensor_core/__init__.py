@@ -76,7 +76,7 @@ RECORDS: tuple[DirectStage | FusedStage | TensorStage | TmaStage, ...] = (
     ),
     TmaStage(
         name="tf32_tma",
-        summary="operands copied by tensor maps, without a decomposition pass",
+        summary="operands copied by tensor maps; at most one is decomposed",
         build=Code("tensor_core.tf32_tma"),
         configs=(
             WarpgroupConfig(128, 256, consumers=2, producers=1, claim=240),

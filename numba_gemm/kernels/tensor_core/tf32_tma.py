@@ -7,7 +7,7 @@ Idea: tensor maps. A copy fetches a box of the matrix itself, rounds it to TF32,
     be contiguous along k. If none is, or a map can describe only one, the other is decomposed before. Blocks keep in
     step, as those of `persistent`. If rows begin within sectors of memory, copies are limited by their requests to the
     L2 cache: if V's do, two blocks form a cluster, and each copies half of V's tile for both.
-Traffic: as before, without the reads and writes of the decomposition.
+Traffic: as before, without the reads and writes of the decomposition, or with those of the smaller operand.
 Registers and shared memory: a sum, and two slots' rows of the first operand, 32 registers: while products read one set,
     the other is loaded. As many slots as fit.
 Measured: 344.7 TFLOP/s of tf32 at 4096x4096x4096 on an NVIDIA H200, 1.00 of cuBLAS TF32.

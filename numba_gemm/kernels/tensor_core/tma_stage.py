@@ -25,6 +25,7 @@ UNIT = 16  # bytes; addresses and strides of a tensor map are multiples
 STRIDE_END = 1 << 40
 PANEL = ROW_WORDS  # rows per panel of `tf32_tma`: their floats of one k are 128 bytes
 EXTENT_END = 1 << 30  # coordinates, up to two tiles beyond the edge, are 32-bit integers
+WIDEST = 256  # columns of a tile
 PAIRED_ROWS = 16  # of tiles, from which on an odd number is made even so that blocks share copies
 
 
@@ -86,8 +87,9 @@ def _regular(layout: Layout) -> bool:
 def tma_operands(product: Product) -> TmaOperands | None:
     """Return the operands of a product as tensor maps describe them; None if both must be decomposed instead.
 
-    If maps describe both, and one of them is contiguous along k, none is decomposed; else one is, unless its parts for
-    a whole batch are too large. Of the batch, only the last dimension counts.
+    If maps describe both, and one of them is contiguous along k, none is decomposed. If they describe one, the other is
+    decomposed, and if they describe two that are contiguous across k, the smaller one, unless an operand is prepared or
+    parts for a whole batch are too large. Of the batch, only the last dimension counts.
     """
     m, n, k, batch = product.m, product.n, product.k, product.batch
     if product.converted is not product or max(m, n, k) >= EXTENT_END or batch.extents[-1] > MAX_GRID_Y:
@@ -99,8 +101,9 @@ def tma_operands(product: Product) -> TmaOperands | None:
     if letters not in LAYOUTS:
         if any(product.prepared) or not letters:
             return None
-        if of_a and of_b:  # the larger one is read as it is
-            of_a, of_b = (of_a, "") if m >= n else ("", of_b)
+        if of_a and of_b:  # the larger one, with all matrices of the batch, is read as it is
+            larger_a = m * (batch.extents[-1] if a_step else 1) >= n * (batch.extents[-1] if b_step else 1)
+            of_a, of_b = (of_a, "") if larger_a else ("", of_b)
         letters = (of_a or "*") + (of_b or "*")
     placed = LAYOUTS[letters]
     if placed.swapped:
@@ -114,10 +117,23 @@ def tma_operands(product: Product) -> TmaOperands | None:
     )
     rows, cols = (n, m) if placed.swapped else (m, n)
     if placed.decomposed:
-        if v_step and batch.extents[-1] * cols * k * FLOAT32_BYTES > MAX_PARTS_BYTES:
+        elements = ceil_div(cols, WIDEST) * WIDEST * _terms_of_part(k)
+        if v_step and batch.extents[-1] * elements * FLOAT32_BYTES > MAX_PARTS_BYTES:
             return None  # both are, some matrices at a time, which a launch with maps may not leave half done
         v_sectors = True
     return TmaOperands(letters, u, v, u_slot, v_slot, rows, cols, u_step, v_step, u_sectors, v_sectors)
+
+
+def described_as(found: TmaOperands | None, planned: TmaOperands | None) -> bool:
+    """Return True if operands are described, and none of them is decomposed but the one that is planned to be."""
+    if found is None or not found.placed.decomposed:
+        return found is not None
+    return planned is not None and planned.placed.decomposed and found.v_slot == planned.v_slot
+
+
+def _terms_of_part(k: int) -> int:
+    """Return the terms of the part of a V that is decomposed, which has an even number of slots."""
+    return 2 * ROW_WORDS * (ceil_div(k, 2 * ROW_WORDS) or 1)
 
 
 def _order(x: Layout, step: int, orders: str) -> str:
@@ -214,7 +230,7 @@ def rows_in_pairs(config: WarpgroupConfig, operands: TmaOperands) -> int:
 
 @dataclass(frozen=True, eq=False)
 class TmaStage(Stage):
-    """A stage whose operands are copied by tensor maps.
+    """A stage of whose operands at least one is copied by a tensor map.
 
     ``build(config, variant)`` takes a `TmaVariant`; ``boxes(config, layout, blocks)`` returns rows and columns of
     the boxes that copies bring, of U and of V, in clusters of so many blocks.
@@ -302,6 +318,5 @@ class TmaStage(Stage):
         """Lay out the part of V, of an even number of slots, as the kernel computes them."""
         assert self.tensor_precision is not None
         own = product if found.v_slot is Slot.B else product.transposed
-        terms = 2 * ROW_WORDS * (ceil_div(product.k, 2 * ROW_WORDS) or 1)
-        own = own._replace(a=own.a._replace(cols=terms))
+        own = own._replace(a=own.a._replace(cols=_terms_of_part(product.k)))
         return decomposition_of(self.tensor_precision, own, config, of_b_alone=True)
