@@ -289,8 +289,8 @@ def named(name: str, wanted: Problem) -> Choice:
     if isinstance(stage, TmaStage) and not wanted.tma:
         raise ValueError(
             f"stage is {name!r}, and tensor maps cannot describe these operands; expected float32, addresses and "
-            "strides that are multiples of 16 bytes, and contiguous rows or columns, of A or B, and of the other one "
-            "no more than 1 GiB to decompose in a batch; pass 'auto'"
+            "strides that are multiples of 16 bytes, and contiguous rows or columns, of A or B, and in a batch no more "
+            "than 1 GiB of parts of the other one; pass 'auto'"
         )
     if wanted.tma and not isinstance(stage, TmaStage):
         wanted = wanted._replace(tma="")  # it decomposes the operands

@@ -216,7 +216,7 @@ class Launches(NamedTuple):
     counters : int
         32-bit words behind it, 0 before the launches and after them.
     maps : tuple of MapOf
-        Tensor maps for `Slot.FIRST_MAP` and `Slot.SECOND_MAP`.
+        Tensor maps for `Slot.FIRST_MAP` and, if there are two, `Slot.SECOND_MAP`.
     behind : int
         Steps behind the one that multiplies.
     paced : bool

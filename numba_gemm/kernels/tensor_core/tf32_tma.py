@@ -188,7 +188,7 @@ def build(config, variant):
                 tensor_map.load(to, u, int32(row + int32(panel * PANEL)), k, u_place, full)
 
     @device_function
-    def fetch_v(at, v, part, s, col, v_place, full):
+    def fetch_v(at, v, s, col, v_place, full):
         k = int32(s * uint32(ROW_WORDS))
         if PAIRS:  # blocks of a cluster have the same rows of V
             first, _, blocks = own_share(uint32(BN))
@@ -198,14 +198,17 @@ def build(config, variant):
             tensor_map.load(at, v, k, col, v_place, full)
 
     @device_function
-    def fetch_part(at, v, part, s, col, v_place, full):
+    def fetch_part(at, part, s, col, v_place, full):
         bulk_copy.bulk_load(at, address_of(part, int64(s), int64(col) * ROW_WORDS), uint32(ROW_BYTES * BN), full)
 
     def fetching(begin, fetch_other):
-        """Make a device function that fetches all slots of a block; it returns what follows the last one."""
+        """Make a device function that fetches all slots of a block; it returns what follows the last one.
+
+        Its `v` is the address of V's map, or the part of a V that is decomposed.
+        """
 
         @device_function
-        def fetch(u, v, part, u_place, v_place, start, full, empty, rows, cols, k_slots):
+        def fetch(u, v, u_place, v_place, start, full, empty, rows, cols, k_slots):
             tensor_map.acquire(u)
             begin(v)
             i, parity = uint32(0), uint32(1)  # of the phase before the first, so that all slots count as empty
@@ -220,7 +223,7 @@ def build(config, variant):
                     row, col = int32(tile_row * uint32(BM)), int32(tile_col * uint32(BN))
                     mbarrier.expect(filled, uint32(SLOT))
                     fetch_u(at, u, int32(s * uint32(ROW_WORDS)), row, u_place, filled)
-                    fetch_other(uint32(at + uint32(U_BYTES)), v, part, s, col, v_place, filled)
+                    fetch_other(uint32(at + uint32(U_BYTES)), v, s, col, v_place, filled)
                     s = uint32(s + 1)
                     i, parity = following(i, parity)
                 tile = uint32(tile + cuda.gridDim.x)
@@ -229,7 +232,7 @@ def build(config, variant):
         return fetch
 
     @device_function
-    def await_part(v):
+    def await_part(part):
         wait_for_last()  # V has been decomposed
 
     fetch_mapped, fetch_decomposed = fetching(tensor_map.acquire, fetch_v), fetching(await_part, fetch_part)
@@ -288,13 +291,13 @@ def build(config, variant):
                 u_place, v_place = int32(member * steps[0]), int32(member * steps[1])
                 if tid == uint32(WARPGROUP * CONSUMERS):
                     if PAIRS:
-                        i, parity = fetch_mapped(u, v, part, u_place, v_place, start, full, empty, rows, cols, k_slots)
+                        i, parity = fetch_mapped(u, v, u_place, v_place, start, full, empty, rows, cols, k_slots)
                         await_all(empty, i, parity)
                     elif v:
-                        fetch_mapped(u, v, part, u_place, v_place, start, full, empty, rows, cols, k_slots)
+                        fetch_mapped(u, v, u_place, v_place, start, full, empty, rows, cols, k_slots)
                     else:
                         part = shifted(part, member * steps[2])
-                        fetch_decomposed(u, v, part, u_place, v_place, start, full, empty, rows, cols, k_slots)
+                        fetch_decomposed(u, part, u_place, v_place, start, full, empty, rows, cols, k_slots)
         else:
             if CLAIM > 0:
                 registers.claim(CLAIM)

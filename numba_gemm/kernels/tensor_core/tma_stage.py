@@ -62,7 +62,7 @@ class TmaOperands(NamedTuple):
 
     @property
     def placed(self) -> TmaLayout:
-        """How C is mapped to ``U @ V.T``."""
+        """Mapping of C to ``U @ V.T``."""
         return LAYOUTS[self.layout]
 
 
@@ -88,8 +88,8 @@ def tma_operands(product: Product) -> TmaOperands | None:
     """Return the operands of a product as tensor maps describe them; None if both must be decomposed instead.
 
     If maps describe both, and one of them is contiguous along k, none is decomposed. If they describe one, the other is
-    decomposed, and if they describe two that are contiguous across k, the smaller one, unless an operand is prepared or
-    parts for a whole batch are too large. Of the batch, only the last dimension counts.
+    decomposed, and if they describe two that are contiguous across k, the smaller one, unless its parts for a whole
+    batch are too large. Of the batch, only the last dimension counts.
     """
     m, n, k, batch = product.m, product.n, product.k, product.batch
     if product.converted is not product or max(m, n, k) >= EXTENT_END or batch.extents[-1] > MAX_GRID_Y:
@@ -99,7 +99,7 @@ def tma_operands(product: Product) -> TmaOperands | None:
     of_b = _order(product.b, b_step, "TN" if of_a == "T" else "NT")
     letters = of_a + of_b
     if letters not in LAYOUTS:
-        if any(product.prepared) or not letters:
+        if not letters:
             return None
         if of_a and of_b:  # the larger one, with all matrices of the batch, is read as it is
             larger_a = m * (batch.extents[-1] if a_step else 1) >= n * (batch.extents[-1] if b_step else 1)
