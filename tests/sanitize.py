@@ -147,7 +147,7 @@ def compensated_cases_of(stage: Any, config: Any, precision: str) -> Iterator[Ca
         m, n, k = case.shape
         if k > FEW_TERMS:
             case = replace(case, precision=precision)
-            if config.lanes_k == 1:
+            if not config.in_lanes:
                 tiles = ceil_div(m, config.BM) * ceil_div(n, config.BN) * case.batch[0] * case.batch[1]
                 case = replace(case, blocks=min(case.blocks, tiles), whole=tiles)
             yield case

@@ -52,7 +52,7 @@ from .address import (
     shared_store1,
 )
 from .kept import pinned
-from .units import ceil_div
+from .units import WARP, ceil_div
 
 
 @dataclass(frozen=True)
@@ -144,20 +144,34 @@ def _along4(extent, bk, threads, pitch, load, tails):
     VECTORS = bk // 4  # vectors per row
     ROWS = threads // VECTORS  # rows that the block loads at a time
     LOADS = extent // ROWS
+    # Of longer rows, a warp loads four vectors each: its transposing stores meet in fewer banks. With two vectors, none
+    # would meet, but loads of more lines take longer than that gains.
+    GROUPS = VECTORS // 4 if VECTORS > 4 and threads % (8 * VECTORS) == 0 else 1  # of vectors per row
+    WIDE = VECTORS // GROUPS
+
+    @device_function
+    def row_of(tid):
+        """Row of a thread's first vector, within the tile."""
+        return tid // WARP // GROUPS * (WARP // WIDE) + tid % WARP // WIDE if GROUPS > 1 else tid // VECTORS
+
+    @device_function
+    def k_of(tid):
+        """First k of its vectors."""
+        return 4 * (tid // WARP % GROUPS * WIDE + tid % WIDE) if GROUPS > 1 else 4 * (tid % VECTORS)
 
     @device_function
     def origin(tid):
-        return 4 * (tid % VECTORS * 4 * pitch + tid // VECTORS)
+        return 4 * (k_of(tid) * pitch + row_of(tid))
 
     @device_function
     def place(x, first, k0, tid, addresses):
         for i in range(LOADS):
-            row = min(int64(first + tid // VECTORS + i * ROWS), x.shape[0] - 1)
-            addresses[i] = address_of(x, row, k0 + tid % VECTORS * 4)
+            row = min(int64(first + row_of(tid) + i * ROWS), x.shape[0] - 1)
+            addresses[i] = address_of(x, row, k0 + k_of(tid))
 
     @device_function
     def begin(tiles, to, x, addresses, valid, width, gap, tid, staged):
-        rest = width - int64(tid % VECTORS * 4)  # k from the thread's vectors on
+        rest = width - int64(k_of(tid))  # k from the thread's vectors on
         for i in range(LOADS):
             source, inside = addresses[i], rest > int64(0)
             if tails:
@@ -321,15 +335,17 @@ def _along1(extent, bk, threads, pitch, parts, unit):
 
 
 @lru_cache(maxsize=64)
-def pairs_beyond(BK, most, several=1):
+def pairs_beyond(BK, most, several=1, slices=1):
     """Make a device function that returns the pairs of k-steps, up to `most`, without any of a k-tile's `width` terms.
 
-    The k-tile's last k-step is not among them. Their number is a multiple of `several`.
+    The k-tile's last k-step is not among them. Their number is a multiple of `several`. If slices take pairs in turns,
+    it is the number that each leaves out.
     """
 
     @device_function
     def beyond(width):
-        return pinned(min(uint32((max(BK - width, int64(1)) - 1) // 2), uint32(most)))
+        pairs = uint32((max(BK - width, int64(2 * slices - 1)) - (2 * slices - 1)) // (2 * slices))
+        return pinned(min(pairs, uint32(most)))
 
     @device_function
     def rounded_down(width):

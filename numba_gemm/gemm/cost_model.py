@@ -167,10 +167,10 @@ class Costs:
     ) -> None:
         lanes, finishing = FP32_LANES_PER_SM.get(cc, 128), 0.0
         full = config.BM * config.BN * config.BK / (lanes * rate.efficiency) * (1.0 if vectors else rate.floats)
-        if config.lanes_k > 1:
+        if config.in_lanes:
             full += RUN * ((config.BM if a_along else config.BK) + (config.BN if b_along else config.BK))
         if compensated:
-            sums, in_lanes = config.TM * config.TN, config.lanes_k > 1
+            sums, in_lanes = config.TM * config.TN, config.in_lanes
             full += (COMPENSATING_LANES if in_lanes else COMPENSATING) * config.BM * config.BN * config.BK / lanes
             finishing = config.lanes_k * (config.BM * config.BN / WIDENED + WIDE_SUM) if in_lanes else 0.0
             resident = min(rate.resident, REGISTERS // (config.threads * (96 + 2 * sums)))  # about, of registers
@@ -179,7 +179,7 @@ class Costs:
             alone = rate.alone + (COMPENSATING_ALONE_LANES if in_lanes else COMPENSATING_ALONE) * sums
             rate = replace(rate, alone=alone, resident=resident)
         self.stage, self.config, self.rate, self.sms = stage, config, rate, sm_count
-        self._undivided = stage.undivided or (compensated and config.lanes_k == 1)  # whose parts cannot be added
+        self._undivided = stage.undivided or (compensated and not config.in_lanes)  # whose parts cannot be added
         # Clocks of a k-tile per block, by the number of resident blocks.
         # One of an SM's four schedulers may have more warps than others; rates of `thin` are fitted without that.
         warps = 4 if stage.name == "thin" else config.threads // WARP
@@ -190,7 +190,7 @@ class Costs:
         # Terms beyond k that a k-tile leaves out at most; and the clocks of a k-tile that hide no wait, which become
         # fewer with its terms.
         before = 0 if vectors else BEFORE_LOOP
-        self._most_left_out = 2 * most_left_out(config, before) if stage.name == "stream_k" else 0
+        self._most_left_out = 2 * config.lanes_k * most_left_out(config, before) if stage.name == "stream_k" else 0
         self._saved = self._k_tile
         if not stage.undivided:
             self._saved = [clocks - rate.alone**OVERLAP / clocks ** (OVERLAP - 1) for clocks in self._k_tile]
@@ -214,7 +214,7 @@ class Costs:
         self._store = BLOCK + self._size / (STORE_FLOATS if by_floats else STORE) + finishing
         if stage.undivided and not stores_vectors:
             self._store *= PARTIAL_SECTORS
-        self._at_once = max(1, 64 * config.lanes_k // (config.TM * config.TN))
+        self._at_once = max(1, 64 * (config.lanes_k if config.in_lanes else 1) // (config.TM * config.TN))
         # Least clocks of a k-tile and of C's tile, if all SMs are full; of a start; and of two parts that are added.
         self._busy, self._stored = self._k_tile[-1] / self._blocks, self._store / sm_count
         self._piece, self._begin = PIECE + finishing, min(PIECE, rate.first)

@@ -118,28 +118,26 @@ def considered_of(
     """Return all candidates on a device, or one stage's, for a layout of A and B."""
     found = rated(cc) if only is None else [(only, config) for config in only.configs]
     rates = (
-        (stage, config, rate_of(stage, config), partial_vectors if config.lanes_k > 1 else vectors)
+        (stage, config, rate_of(stage, config), partial_vectors if config.in_lanes else vectors)
         for stage, config in found
     )
     costs = (
         Costs(stage, config, rate, cc, sm_count, in_vectors, stores_vectors, compensated, a_along, b_along)
         for stage, config, rate, in_vectors in rates
         if rate is not None
-        and (in_vectors or rate.floats)
+        and (rate.floats if not in_vectors else rate.vectors or compensated)
         and (not compensated or (compensates(config) and not stage.undivided))
     )
     return tuple(Considered(one, compensated) for one in costs)
 
 
-def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> list[Candidate]:
+def _ladder_candidates(wanted: Problem, only: Stage | None) -> list[Candidate]:
     """Return the candidates of a product.
 
     Parameters
     ----------
     wanted, only
         The product, and the stage if it is named.
-    memory : float
-        Clocks that the operands' bytes take.
 
     Returns
     -------
@@ -148,6 +146,7 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
         that its bytes take; and that each block's first chunk takes.
     """
     m, n, k, matrices = wanted.m, wanted.n, wanted.k, wanted.matrices
+    memory = memory_clocks(matrices * (m * k + k * n + m * n), wanted.memory_bandwidth, wanted.clock_hz)
     stage = only if isinstance(only, LadderStage) else None
     stores_vectors = wanted.c_vectors or wanted.epilogue  # with an epilogue, C goes through shared memory
     both_ways = not wanted.epilogue and (min(m, n) <= FEW_COLUMNS or wanted.by_columns)
@@ -183,12 +182,6 @@ def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> li
             )
             found.append((least, 2 * i + swapped, costs, swapped, tiles, k_tiles, bound, arrival))
     return found
-
-
-def _memory(wanted: Problem) -> float:
-    """Return the clocks that a product's operands take to be read or written once."""
-    m, n, k = wanted.m, wanted.n, wanted.k
-    return memory_clocks(wanted.matrices * (m * k + k * n + m * n), wanted.memory_bandwidth, wanted.clock_hz)
 
 
 def _timed(
@@ -228,10 +221,9 @@ def _choice(costs: Costs, division: tuple[int, int] | None, swapped: bool, clock
 
 def ranked_ladder(wanted: Problem, only: Stage | None = None) -> list[Choice]:
     """Return all candidates, or one stage's, the one that is expected to be fastest first."""
-    memory = _memory(wanted)
     found = [
         (clocks, blocks, i, _choice(costs, division, swapped, clocks, wanted.precision))
-        for _, i, costs, swapped, tiles, k_tiles, bound, arrival in _ladder_candidates(wanted, only, memory)
+        for _, i, costs, swapped, tiles, k_tiles, bound, arrival in _ladder_candidates(wanted, only)
         for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, arrival, wanted.aligned)
     ]
     return [choice for *_, choice in sorted(found, key=lambda one: one[:3])]
@@ -241,8 +233,7 @@ def best_of_ladder(wanted: Problem, limit: float = inf) -> Choice | None:
     """Return the first of `ranked_ladder`, without timing those that cannot be it; None if all take over `limit`."""
     best: tuple[float, int, int] = limit, 1, 0  # clocks, blocks negated, and number of the candidate, as in the ranking
     found: tuple[Costs, tuple[int, int] | None, bool] | None = None
-    memory = _memory(wanted)
-    for least, i, costs, swapped, tiles, k_tiles, bound, arrival in sorted(_ladder_candidates(wanted, None, memory)):
+    for least, i, costs, swapped, tiles, k_tiles, bound, arrival in sorted(_ladder_candidates(wanted, None)):
         if least > best[0]:
             break
         for clocks, blocks, division in _timed(costs, tiles, k_tiles, bound, arrival, wanted.aligned, best[0]):

@@ -172,10 +172,11 @@ def _vectorized(config: TileConfig, warp: _Warp) -> Accesses:
             yield warp.load(p * config.BN + col + j, 4)
 
 
-def _transposing(config: TileConfig, warp: _Warp, pitch: int, swizzle: int) -> Accesses:
+def _transposing(config: TileConfig, warp: _Warp, pitch: int, swizzle: int, wide: int = WARP) -> Accesses:
     """Loads of A's tile in vectors of four along k, and its stores float by float, transposed."""
     vectors = config.BK // 4
-    row, col = warp.tid // vectors, warp.tid % vectors * 4
+    wide = min(wide, vectors)  # vectors that a warp loads of a row
+    row, col = warp.tid // wide, warp.tid % wide * 4
     for _ in range(config.BM * vectors // warp.threads):
         yield warp.a(row, col, 4)
         for q in range(4):
@@ -206,7 +207,7 @@ def _fragments(config: TileConfig, warp: _Warp, a_pitch: int, b_pitch: int) -> A
     """Reads of a warp tile's fragments: groups of four, 4*lanes_m rows and 4*lanes_n columns apart."""
     lanes_m, lanes_n = config.WM // config.TM, config.WN // config.TN
     row, col = warp.tid // lanes_n * 4, warp.tid % lanes_n * 4
-    for p in range(config.BK):
+    for p in range(config.BK // config.lanes_k):
         for i in range(0, config.TM, 4):
             yield warp.load(p * a_pitch + row + i * lanes_m, 4)
         for j in range(0, config.TN, 4):
@@ -228,7 +229,7 @@ def _async_copy(config: TileConfig, warp: _Warp) -> Accesses:
 def _any_layout(config: TileConfig, warp: _Warp) -> Generator[Access, None, int]:
     """Copies of both tiles, A's transposed; return the floats from one k of the shared tile of B to the next."""
     if covers("along4", config.BM, config.BK, config.threads):
-        yield from _transposing(config, warp, config.BM + config.pad, 0)
+        yield from _transposing(config, warp, config.BM + config.pad, 0, wide=4)
     else:  # fewer vectors than threads: single floats, eight k of adjacent rows
         for _ in range(config.BM * config.BK // warp.threads):
             yield warp.a(warp.tid // 8, warp.tid % 8, 1)

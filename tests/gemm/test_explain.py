@@ -55,7 +55,7 @@ CASES = {
     "long": ((128, 65536), (65536, 128), {}),
     "ragged": ((1001, 999), (999, 1003), {}),
     "batch": ((16, 1, 128, 64), (4, 64, 128), {}),
-    "named": ((512, 512), (512, 512), {"stage": "stream_k"}),
+    "named": ((256, 4096), (4096, 256), {"stage": "stream_k"}),
     "two parts": ((1024, 1024), (1024, 1024), {"stage": "stream_k"}),
     "epilogue": ((512, 512), (512, 512), {"epilogue": lambda value, row, col: value}),
 }
@@ -316,7 +316,7 @@ def test_what_fp32_auto_stands_for(extents, stands_for, why):
     assert told.reason.endswith("; " + same.reason)
     assert dataclasses.replace(told, reason=same.reason) == same
     stages = {
-        "ieee": ("stream_k" if k < 128 else "thin", 1),
+        "ieee": ("thin" if k == 384 else "stream_k", 1),
         "bf16x6": ("persistent" if m == 4096 else "rows_in_registers", 2),
     }
     assert (told.stage, told.launches) == stages[stands_for]

@@ -71,7 +71,7 @@ def test_the_choice_is_the_first_candidate(wanted):
         assert one.precision == "bf16x6"
         assert not (one.swapped and wanted.epilogue)
         assert wanted.k <= FEW_TERMS or compensates(one.config)
-        if wanted.k > FEW_TERMS and one.config.lanes_k == 1:
+        if wanted.k > FEW_TERMS and not one.config.in_lanes:
             assert one.partition.whole == one.partition.blocks, "blocks do not share sums"
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support import compile_stages
 from support.ladder_cases import Operand
+from support.mutants import SLICED
 from support.offline import offline
 
 from numba_gemm import tiled_sgemm
@@ -76,12 +77,19 @@ def test_the_bits_are_the_same(monkeypatch, case, epilogue, beta, four):
     np.testing.assert_allclose(found, exact, atol=1e-4)
 
 
+WARPS = {
+    "side by side and below each other": (_moving(64, 128, 8, 8, 8, 32, 64), 61, 125, 24),
+    "slices": (SLICED, 29, 31, 90),
+}
+
+
 @pytest.mark.parametrize("four", [False, True])
-def test_warps_side_by_side_and_below_each_other(monkeypatch, four):
+@pytest.mark.parametrize("case", WARPS)
+def test_several_warps(monkeypatch, case, four):
     monkeypatch.setattr(stage, "MANY_ELEMENTS", 0 if four else 1 << 30)
-    config, rng = _moving(64, 128, 8, 8, 8, 32, 64), np.random.default_rng(3)
-    a, b = rng.standard_normal((61, 24), np.float32), rng.standard_normal((24, 125), np.float32)
-    c = np.full((61, 125), np.nan, np.float32)
+    (config, m, n, k), rng = WARPS[case], np.random.default_rng(3)
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    c = np.full((m, n), np.nan, np.float32)
     found, expected = (products(monkeypatch, apart, 3, 0, a, b, c, config)[0] for apart in (2, 1 << 30))
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_allclose(found, a.astype(np.float64) @ b, atol=1e-4)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.covering import others_exhaustive
 from support.ladder_cases import Case, Outcome, run
-from support.mutants import BARRIER, STAGED, barriers, mutant
+from support.mutants import BARRIER, SLICED, STAGED, barriers, mutant
 from support.schedule_cases import Shared, run_shared, shared_cases
 
 from numba_gemm.device import partition as partitions
@@ -84,6 +84,9 @@ def table(stage: LadderStage) -> Iterator[Callable[[], Outcome]]:
             shared += [
                 (STAGED, Shared("along1 across1", (67, 69, 23), 3, whole=1, epilogue=True)),
                 (STAGED, Shared("any any", (61, 67, 9), 1, beta=1.0)),
+                (SLICED, Shared("along4 across4", (36, 36, 84), 5, beta=-2.0)),
+                (SLICED, Shared("across1 along1", (33, 31, 71), 3, whole=1, epilogue=True)),
+                (SLICED, Shared("across4 across4", (28, 31, 13), 1)),
             ]
         if stage.name == "thin":
             shared.append((config, Shared("along4 across4", (2 * bm, bn, 18 * bk), 37)))
@@ -125,8 +128,8 @@ def test_the_cases_pass_unbroken(name, monkeypatch):
 # Barriers of stream_k that only `inspect.trace` (`test_tracing.py`) and compute-sanitizer's racecheck (`sanitize.py`)
 # see missing: the first one keeps a warp that is ahead from copying over a C that another stages, but simulated warps
 # go in step; the last one keeps it from staging over fragments that are read ahead, and never used. The first one of
-# basic_stream_k keeps it from copying over such fragments.
-ONLY_RACES = [("stream_k", 0), ("stream_k", 4), ("basic_stream_k", 0)]
+# basic_stream_k keeps it from copying over such fragments. The first two of stream_k are those of slices.
+ONLY_RACES = [("stream_k", 2), ("stream_k", 6), ("basic_stream_k", 0)]
 BARRIERS = [(name, i) for name in TILED for i in range(barriers(name)) if (name, i) not in ONLY_RACES]
 
 
@@ -208,14 +211,23 @@ MUTATIONS = [
     ("moving_addresses", "stage", "a_at[i] += BK * col_step(a)", "a_at[i] += 0", 0),
     ("moving_addresses", "stage", "b_at += BK * row_step(b)", "b_at += 0", 0),
     ("stream_k", "stage", "slot, left_out = other", "slot, left_out = slot", 0),
+    # of slices
+    ("stream_k", "stage", "if tid >= half and tid < uint32(2 * half)", "if tid >= half", 0),
+    ("stream_k", "stage", "8 * A_PITCH * of_slice", "4 * A_PITCH * of_slice", 0),
+    ("stream_k", "stage", "8 * B_PITCH * of_slice", "0 * of_slice", 0),
+    ("stream_k", "stage", "SLICES == 1 or agree(of_slice == uint32(0))", "True", 0),
+    ("stream_k", "stage", "half = uint32(half // 2)", "half = uint32(half // 4)", 0),
+    ("stream_k", "tile_loader", "(2 * slices - 1)) // (2 * slices)", "(2 * slices - 1)) // 2", 0),
+    ("stream_k", "tile_loader", "(2 * slices - 1)) // (2 * slices)", "1) // (2 * slices)", 0),
+    ("stream_k", "tile_loader", "tid // WARP % GROUPS * WIDE", "tid // WARP // GROUPS * WIDE", 0),
     ("thin", "stage", "slot = other", "slot = slot", 0),
     ("stream_k", "partition", "width = narrow if first == uint32(0) else int64(BK)", "width = narrow", 0),
     ("stream_k", "partition", "narrow + (int64(first) - 1) * BK", "int64(first) * BK", 0),
     (
         "stream_k",
         "tile_loader",
-        "min(int64(first + tid // VECTORS + i * ROWS), x.shape[0] - 1)",
-        "int64(first + tid // VECTORS + i * ROWS)",
+        "min(int64(first + row_of(tid) + i * ROWS), x.shape[0] - 1)",
+        "int64(first + row_of(tid) + i * ROWS)",
         0,
     ),
     (
@@ -265,7 +277,7 @@ MUTATIONS = [
     *[("stream_k", "stage", f"fetch(to_a, to_b, {part})", "pass", 0) for part in range(4)],
     ("stream_k", "stage", "fetch(to_a, to_b, 2)", "fetch(to_a, to_b, 1)", 0),
     ("stream_k", "stage", "uint32(left_out + uint32(SPREAD))", "left_out", 0),
-    ("stream_k", "tile_loader", "max(BK - width, int64(1)) - 1", "max(BK - width, int64(1)) + 1", 0),
+    ("stream_k", "tile_loader", "- (2 * slices - 1)) // (2 * slices)", "+ 1) // (2 * slices)", 0),
     ("stream_k", "stage", "slot, left_out = other, uint32(0)", "slot = other", 0),
     ("thin", "chunk_loader", "left if int32(outer + i * NEXT) < outer_end else int32(0)", "left", 0),
     ("thin", "chunk_loader", "= left if", "= int32(WIDTH) if", 0),

@@ -5,6 +5,7 @@ In the simulator `test_broken_kernels.py` runs the table, for the kernels as the
 from __future__ import annotations
 
 import pytest
+from support.mutants import SLICED
 from support.schedule_cases import run_shared, scheduled, shared_cases, variant_of_case
 
 from numba_gemm.device.access import ACCESSES
@@ -58,7 +59,7 @@ PARTIAL = {  # tile and thread tile, accesses of A and B, whether C has partial 
 def test_vectors_that_end_beyond_rows_of_c(name):
     """Rows of C are aligned and end within a vector."""
     extents, accesses, partial = PARTIAL[name]
-    (config,) = (one for one in STREAM_K.configs if extents == (one.BM, one.BN, one.TM, one.TN))
+    (config,) = (one for one in STREAM_K.configs if (*extents, 1) == (one.BM, one.BN, one.TM, one.TN, one.lanes_k))
     for case in (case for case in shared_cases(STREAM_K, config) if case.accesses == accesses and not case.epilogue):
         assert variant_of_case(config, case).c_partial == partial
         assert config.threads > 64 or run_shared(STREAM_K, config, case).ok
@@ -161,8 +162,24 @@ def test_which_tiles_are_copied_float_by_float(config, layouts):
     extents = {"N": (32, 4), "T": (4, 32)}
     a, b = (Layout(8, 8, *extents[stored]) for stored in layouts)
     variant = ladder_stage.variant_of(config, Product(a, b, Layout(8, 8, 32, 4)), "ieee")
-    by_floats = (config.BM, config.BN) in ((32, 64), (64, 32)) and layouts == "NT"
+    by_floats = (config.BM, config.BN, config.lanes_k) in ((32, 64, 1), (64, 32, 1)) and layouts == "NT"
     assert (variant.a[-1], variant.b[-1]) == (("1", "1") if by_floats else ("4", "4"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "constraint"),
+    [
+        ({"lanes_k": 3}, "slices are a power of two"),
+        ({"lanes_k": 16}, "a slice has two pairs of k-steps, or more"),
+        ({"BK": 20}, "a slice has two pairs of k-steps, or more"),
+        ({"BM": 64, "BN": 64, "BK": 16, "TN": 8, "WN": 64}, "sums of slices fit into the tiles"),
+        ({}, "compensated sums: BN >= 32, at most 32 per thread, one slice"),
+    ],
+)
+def test_slices_that_cannot_work_are_refused_by_name(changes, constraint):
+    variant = ladder_stage.Variant("along1", "along1", False, compensated=not changes)
+    with pytest.raises(ValueError, match=constraint):
+        STREAM_K.build(SLICED.replace(**changes), variant)
 
 
 @pytest.mark.parametrize("case", ALIGNED)

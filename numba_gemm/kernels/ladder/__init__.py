@@ -21,9 +21,10 @@ def _large_tiles(order=DEFAULT_ORDER):
     )
 
 
-def _moving(BM, BN, BK, TM, TN, WM, WN, min_blocks=0):
+def _moving(BM, BN, BK, TM, TN, WM, WN, min_blocks=0, slices=1):
     """Return tiles of stream_k: two slots in dynamic shared memory, A and B padded."""
-    return TileConfig(BM, BN, BK, TM, TN, WM, WN, 2, pad=4, pad_b=4, dynamic=True, min_blocks=min_blocks, order="snake")
+    memory = {"slots": 2, "pad": 4, "pad_b": 4, "dynamic": True}
+    return TileConfig(BM, BN, BK, TM, TN, WM, WN, **memory, min_blocks=min_blocks, order="snake", lanes_k=slices)
 
 
 def _one_tile(BM, BN, BK, TM, min_blocks=0):
@@ -184,6 +185,10 @@ RECORDS = (
             _moving(64, 32, 16, 8, 4, 32, 32, min_blocks=8),
             _moving(32, 32, 16, 4, 4, 16, 32, min_blocks=8),
             _moving(256, 16, 16, 8, 4, 64, 16, min_blocks=3),
+            _moving(64, 64, 16, 8, 8, 32, 64, min_blocks=3, slices=2),
+            _moving(32, 64, 16, 8, 4, 32, 32, min_blocks=4, slices=2),
+            _moving(32, 64, 32, 8, 4, 32, 32, min_blocks=2, slices=4),
+            _moving(64, 32, 32, 8, 4, 32, 32, min_blocks=2, slices=4),
         ),
         test_config=_moving(32, 32, 8, 8, 4, 32, 32),
         schedule=partition_layout,

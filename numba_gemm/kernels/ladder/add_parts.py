@@ -28,8 +28,8 @@ def extent(partition, i):
 def build(config, variant):
     """Make the kernel, with the parameters of stream_k; its configuration is the number of elements per thread.
 
-    Blocks have the threads of stream_k. Along x, the grid has one per so many elements of a thread tile; along y, one
-    per shared tile of C.
+    Blocks have the threads of a slice of stream_k. Along x, the grid has one per so many elements of a thread tile;
+    along y, one per shared tile of C.
     """
     ELEMENTS = config
     store = element_store(variant.epilogue)

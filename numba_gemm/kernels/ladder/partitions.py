@@ -62,7 +62,8 @@ class PartitionLayout(NamedTuple):
 def adds_apart(config: Any, partition: Partition, tiles: int) -> bool:
     """Return True if `stream_k` leaves the parts of a product's shared tiles to another kernel."""
     shared = tiles - partition.whole
-    fits = config.threads <= MOST_THREADS and max(config.BM, config.BN) < 1 << EXTENT_BITS and shared <= MAX_GRID_Y
+    fits = config.threads // config.lanes_k <= MOST_THREADS and shared <= MAX_GRID_Y
+    fits = fits and max(config.BM, config.BN) < 1 << EXTENT_BITS
     return fits and partition.blocks > READS_APART * parts_at_once(config) * shared > 0
 
 
@@ -75,12 +76,13 @@ def adds_early(config: Any) -> bool:
 
 
 def most_left_out(config: Any, before: int) -> int:
-    """Return the most pairs of k-steps beyond k that `stream_k` leaves out, if `before` of a k-tile precede its loop.
+    """Return the most pairs of k-steps beyond k that a slice of `stream_k` leaves out, if `before` precede its loop.
 
-    The loop keeps one pair, and the last pair of a k-tile follows it. The largest thread tiles leave out none: they
+    The loop keeps one pair, and the last pair of a slice follows it. The largest thread tiles leave out none: they
     have no register to spare, and are for long sums.
     """
-    return max(0, config.BK // 2 - 2 - before) if config.TM * config.TN <= MOST_LEAVING_OUT else 0
+    pairs = config.BK // (2 * config.lanes_k)
+    return max(0, pairs - 2 - before) if config.TM * config.TN <= MOST_LEAVING_OUT else 0
 
 
 def packed_extents(config: Any) -> int:
@@ -123,7 +125,7 @@ def partition_layout(config: Any, m: int, n: int, k: int, batch: Batch, partitio
     sizes = (partition.whole, base, extra, k_tiles, rows, cols, GROUP, matrices, third, second)
     workspace_bytes = counters = 0
     if base % k_tiles or extra:  # else no tile is in several pieces
-        if config.lanes_k > 1:  # `thin`: places for a part of a sum, and for a sum of parts, of each block
+        if config.in_lanes:  # `thin`: places for a part of a sum, and for a sum of parts, of each block
             counters = 2 * partition.blocks * max(config.BM * config.BN, config.threads)
         else:
             workspace_bytes = 2 * partition.blocks * config.BM * config.BN * FLOAT32_BYTES

@@ -62,7 +62,7 @@ class TileConfig:
     order
         order of a k-step's products, one of `device.outer_product.ORDERS`, in stages that are ``ordered``.
     lanes_k
-        threads that share a thread tile, each with other terms of its sums.
+        threads that share a thread tile, each with other terms of its sums; if warps have tiles, of different warps.
     """
 
     BM: int
@@ -112,15 +112,17 @@ class TileConfig:
         return (self.BM // self.TM) * (self.BN // self.TN) * self.lanes_k
 
     @property
+    def in_lanes(self) -> bool:
+        """True if lanes of a warp share a thread tile."""
+        return self.lanes_k > 1 and not self.WM
+
+    @property
     def name(self) -> str:
         """The extents in one word: tiles of block, thread and warp, lanes, slots, an order other than the default."""
         word = f"{self.BM}x{self.BN}x{self.BK}-{self.TM}x{self.TN}"
         if self.WM:
             word += f"-w{self.WM}x{self.WN}"
-        if self.lanes_k > 1:
-            word += f"-k{self.lanes_k}"
-        if self.slots > 1:
-            word += f"-s{self.slots}"
+        word += f"-k{self.lanes_k}" * (self.lanes_k > 1) + f"-s{self.slots}" * (self.slots > 1)
         return word if self.order == DEFAULT_ORDER else f"{word}-{self.order}"
 
     @property
@@ -188,14 +190,14 @@ FEW_TERMS = 8  # of a sum, for which plain multiply-adds keep the bound, see `nu
 def compensates(config: TileConfig) -> bool:
     """Return True if a configuration has compensated sums: it has registers for them, and tiles that are not narrow."""
     sums = config.TM * config.TN
-    if config.lanes_k > 1:
+    if config.in_lanes:
         return sums <= (64 if config.BM > config.BN else 32)
-    return sums <= 32 <= config.BN
+    return config.lanes_k == 1 and sums <= 32 <= config.BN
 
 
 def stores_directly(config: TileConfig) -> bool:
     """Return True if a configuration of `stream_k` stores the floats of an unaligned C from its registers."""
-    return config.lanes_k == 1 and config.TN > 1 and config.TM * config.TN < SUMS_STAGED
+    return not config.in_lanes and config.TN > 1 and config.TM * config.TN < SUMS_STAGED
 
 
 def copies_floats(config: TileConfig) -> bool:
@@ -208,7 +210,7 @@ def copies_floats(config: TileConfig) -> bool:
 
 def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     """Return the fastest variant that these operands allow."""
-    batch, x, y, in_lanes = product.batch, product.a, product.b.transposed, config.lanes_k > 1
+    batch, x, y, in_lanes = product.batch, product.a, product.b.transposed, config.in_lanes
     of_a, of_b = covering(config, config.BM), covering(config, config.BN)
     if in_lanes and config.BM == 1:  # a row of a large A
         of_a = ("along4", *of_a)
@@ -238,7 +240,7 @@ def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
 @lru_cache(maxsize=256)
 def covering(config: TileConfig, extent: int) -> tuple[str, ...]:
     """Return the accesses of a tile loader that cover a tile with `extent` rows."""
-    if config.lanes_k > 1:  # `thin` copies any tile; vectors of a single row would hardly help, and need more kernels
+    if config.in_lanes:  # `thin` copies any tile; vectors of a single row would hardly help, and need more kernels
         return ACCESSES if extent % 4 == 0 else ("along1", "any")
     return tuple(access for access in ACCESSES if covers(access, extent, config.BK, config.threads))
 
@@ -354,7 +356,7 @@ class LadderStage(Stage):
         compensated = isinstance(kernel.variant, Variant) and kernel.variant.compensated
         # Rounded up in place, without calls, since each new shape waits for this.
         tiles = -(-product.m // config.BM) * -(-product.n // config.BN) * product.batch.matrices
-        if self.undivided or (compensated and config.lanes_k == 1):  # of such sums, parts cannot be added
+        if self.undivided or (compensated and not config.in_lanes):  # of such sums, parts cannot be added
             partition = partition if partition.whole == tiles else Partition(tiles, tiles)
         made = self.schedule(config, product.m, product.n, product.k, product.batch, partition)
         place: tuple[Word, ...] = AT_SCRATCH if made.workspace_bytes or made.counters else (0, 0)
@@ -370,10 +372,10 @@ class LadderStage(Stage):
             elements = 4 if shared * config.BM * config.BN >= MANY_ELEMENTS else 1  # per thread
             adding = adding_kernel(elements, product.epilogue, len(vectors))
             grid = (config.TM * config.TN // elements, shared, 1)
-            adds = Step(adding, grid, (config.threads, 1, 1), arguments, gpu.cc >= OVERLAPPING)
+            adds = Step(adding, grid, (config.threads // config.lanes_k, 1, 1), arguments, gpu.cc >= OVERLAPPING)
             return Launches((Step(kernel, made.grid, block, arguments), adds), size, behind=1)
         carve_out = -1
-        if config.lanes_k > 1:  # `thin` copies some operands through the L1 cache, which its blocks leave room for
+        if config.in_lanes:  # `thin` copies some operands through the L1 cache, which its blocks leave room for
             room = -(-made.grid[0] // gpu.sm_count) * (kernel.dynamic_shared + RESERVED_SHARED)
             carve_out = -(-100 * room // gpu.shared) if room <= gpu.shared else -1
         return Launches((Step(kernel, made.grid, block, arguments, False, carve_out),), size, counters)

@@ -8,7 +8,9 @@ Idea: basic_stream_k with a tile loader for each of five layouts, which makes tr
     other. The main loop includes the last k-tile, with its loads switched off by a predicate; basic_stream_k multiplies
     the last k-tile after the loop. The first k-tile, which alone may reach beyond k, leaves out pairs of k-steps beyond
     it; it also takes the last terms of rows that end within a vector, so that all other k-tiles are copied by whole
-    vectors. With few tiles, equal shares are split-K (see `device.partition`).
+    vectors. With few tiles, equal shares are split-K (see `device.partition`). Small tiles may have two or four slices:
+    groups of warps that multiply different k-steps of each k-tile ("sliced-K" in CUTLASS), and add their sums after the
+    last one, through shared memory. A block that is alone on a multiprocessor then has enough warps to hide waits.
     In "bf16x6", small tiles have sums that are compensated after every six k-steps, see `device.compensated`; blocks do
     not share these.
 Traffic: the same, plus at most two partial tiles per block, written and read.
@@ -16,16 +18,18 @@ Registers and shared memory: those of basic_stream_k, and in "bf16x6" twice the 
 Measured: 56.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.11 of cuBLAS SGEMM and 1.02 times basic_stream_k; 253
     registers per thread, 85.5 % of the FMA pipe, 2.3 % excess shared wavefronts.
 Limits: small products: the launch, the first memory access and the exchange of partial sums take longer than the
-    multiplications, and small tiles read their fragments more often. Odd pitches: rows that are not 16-byte aligned are
-    copied 4 bytes at a time, in four times as many copies, which large thread tiles spread over the first k-steps; and
-    tiles at the edges lie partly outside C. Compute capabilities 8.0 and 8.6: kernels of 64x128 and 128x128 tiles for a
-    C that is not 16-byte aligned spill up to 988 bytes per thread; from 9.0 on, none spills.
+    multiplications. A multiprocessor's shared memory gives one float per lane and clock to one warp, so that thread
+    tiles of 8x4, which read 12 floats for 32 multiply-adds in each of four warps, reach two thirds of the peak. Odd
+    pitches: rows that are not 16-byte aligned are copied 4 bytes at a time, in four times as many copies, which large
+    thread tiles spread over the first k-steps; and tiles at the edges lie partly outside C. Compute capabilities 8.0
+    and 8.6: kernels of 64x128 and 128x128 tiles for a C that is not 16-byte aligned spill up to 988 bytes per thread;
+    from 9.0 on, none spills.
 """
 
 from numba import cuda, float32, int32, int64, uint32
 
 from ...device.access import covers
-from ...device.address import col_step, shared_address, shared_load4, transposed
+from ...device.address import col_step, shared_address, shared_load4, shared_store4, transposed
 from ...device.async_copy import commit_group, wait_group
 from ...device.compensated import compensated_sums, plain_sums
 from ...device.grid_order import let_next_start, nothing
@@ -56,37 +60,44 @@ SUMS_SPREAD = 64  # per thread; from here on, spreading 4-byte copies over k-ste
 
 def build(config, variant):
     BM, BN, BK, TM, TN, WM, WN = config.BM, config.BN, config.BK, config.TM, config.TN, config.WM, config.WN
-    THREADS = config.threads
+    THREADS, SLICES = config.threads, config.lanes_k
+    TILE_THREADS = THREADS // SLICES  # threads of a slice
+    PAIRS, NEXT = BK // (2 * SLICES), 2 * SLICES  # pairs of k-steps per slice, and k-steps from one to the next
+    STORING = max(1, SLICES // 2) * TILE_THREADS  # most threads whose sums are in shared memory at the same time
     A_PITCH = BM + (0 if variant.a.startswith("across") else config.pad)
     B_PITCH = BN + (0 if variant.b.startswith("across") else config.pad_b)
     LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
     B_START = 4 * BK * A_PITCH  # bytes from the start of a slot to its tile of B
     SLOT = B_START + 4 * BK * B_PITCH  # bytes per slot
     WARP_FLOATS, store_tile = staged_store(TM, TN, LANES_M, LANES_N, variant.epilogue)
+    compensated_fits = compensates(config) or not variant.compensated
     require(
         config,
         {
             "TM % 4 == 0, TN is 4, 8 or 16": TM % 4 == 0 and TN in (4, 8, 16),
             "warps have tiles: WM > 0": WM > 0,
             "BK % 4 == 0": BK % 4 == 0,
+            "slices are a power of two": SLICES & (SLICES - 1) == 0,
+            "a slice has two pairs of k-steps, or more": PAIRS >= 2 and BK % NEXT == 0,
+            "sums of slices fit into the tiles": SLICES == 1 or FLOAT32_BYTES * TM * TN * STORING <= 2 * SLOT,
             "copies cover A's tile": covers(variant.a, BM, BK, THREADS),
             "copies cover B's tile": covers(variant.b, BN, BK, THREADS),
             "two slots": config.slots == 2,
-            "compensated sums: BN >= 32, at most 32 per thread": compensates(config) or not variant.compensated,
+            "compensated sums: BN >= 32, at most 32 per thread, one slice": compensated_fits,
             "pads % 4 == 0": config.pad % 4 == 0 and config.pad_b % 4 == 0,
             "dynamic shared memory": config.dynamic,
-            "a staged C fits into the tiles": FLOAT32_BYTES * (THREADS // WARP) * WARP_FLOATS <= 2 * SLOT,
+            "a staged C fits into the tiles": FLOAT32_BYTES * (TILE_THREADS // WARP) * WARP_FLOATS <= 2 * SLOT,
         },
     )
     # All 4-byte copies of a tile at once would stall all warps; spread over the first k-steps, they do not. Small
     # thread tiles, whose multiprocessors run several blocks, gain from this only if B is transposed on the way.
     FLOATS = not (variant.a.endswith("4") and variant.b.endswith("4"))
     SPREADS = FLOATS and (TM * TN >= SUMS_SPREAD or not variant.b.startswith("across"))
-    SPREAD = min(2, BK // 2 - 1) if SPREADS else 0  # pairs of k-steps
+    SPREAD = min(2, PAIRS - 1) if SPREADS else 0  # pairs of k-steps
     PARTS = max(1, 2 * SPREAD)
     # Pairs of k-steps are left out by whole chunks: otherwise the first chunk would have more terms than the others.
     CHUNK = 3 if variant.compensated and SPREAD > 0 else 1
-    LOOPS, beyond = BK // 2 - 1 > SPREAD, pairs_beyond(BK, most_left_out(config, SPREAD), CHUNK)
+    LOOPS, beyond = PAIRS - 1 > SPREAD, pairs_beyond(BK, most_left_out(config, SPREAD), CHUNK, SLICES)
     # Large thread tiles leave no register to spare where several blocks share an SM, if A passes through registers and
     # B does so, too, or is copied 4 bytes at a time; with eight blocks and a C that is stored float by float, smaller
     # ones do not, either.
@@ -101,7 +112,7 @@ def build(config, variant):
     origin_a, place_a, valid_a, begin_a, fetch_a, settle_a = a_loader.functions
     origin_b, place_b, valid_b, begin_b, fetch_b, settle_b = b_loader.functions
     multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
-    store_partial_row, load_partial_row = row_partial(TN, THREADS, BM * BN)
+    store_partial_row, load_partial_row = row_partial(TN, TILE_THREADS, BM * BN)
     COMPENSATED = variant.compensated
     DOUBLED = COMPENSATED and TM * TN >= 32  # many more sums than fit the registers of min_blocks blocks
     BOUNDS = (THREADS,) if DOUBLED else config.launch_bounds
@@ -139,17 +150,45 @@ def build(config, variant):
         if part < A_PARTS:
             fetch_a(*to_a, part)
 
+    @device_function
+    def add_slices(tiles, start, tid, acc):
+        """Add the sums of all slices, of one half to those of the other until the first slice has them."""
+        half = uint32(SLICES // 2 * TILE_THREADS)  # threads
+        while half >= uint32(TILE_THREADS):
+            cuda.syncthreads()  # all threads have read the last fragments, or sums, before others overwrite them
+            if tid >= half and tid < uint32(2 * half):
+                at = uint32(start + 16 * (tid - half))
+                for i in range(TM):
+                    for j in range(0, TN, 4):
+                        four = acc[i, j], acc[i, j + 1], acc[i, j + 2], acc[i, j + 3]
+                        shared_store4(tiles, uint32(at + 4 * STORING * (i * TN + j)), four)
+            cuda.syncthreads()  # the sums of one half are stored before the other reads them
+            if tid < half:
+                at = uint32(start + 16 * tid)
+                for i in range(TM):
+                    for j in range(0, TN, 4):
+                        four = shared_load4(tiles, uint32(at + 4 * STORING * (i * TN + j)))
+                        acc[i, j] += four[0]
+                        acc[i, j + 1] += four[1]
+                        acc[i, j + 2] += four[2]
+                        acc[i, j + 3] += four[3]
+            half = uint32(half // 2)
+
     @cuda.jit(**hardware_only(launch_bounds=BOUNDS))
     def stream_k(alpha, a, b, beta, c, partition, vectors):
         tiles = cuda.shared.array(0, float32, alignment=16)
         start = shared_address(tiles)
         tid, block = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x)
-        warp, lane = tid // WARP, tid % WARP
+        warp, lane, of_slice = tid // WARP, tid % WARP, uint32(0)
+        if SLICES > 1:
+            warp, of_slice = warp % (TILE_THREADS // WARP), tid // TILE_THREADS
+        has_sums = SLICES == 1 or agree(of_slice == uint32(0))  # of all slices, once these are added
         row = warp // (BN // WN) * WM + lane // LANES_N * 4  # this thread's first group within the block tile
         col = warp % (BN // WN) * WN + lane % LANES_N * 4
         k, k_tiles = a.shape[1], uint32(partition.k_tiles)
         a_to, b_to = pinned(uint32(start + origin_a(tid))), pinned(uint32(start + B_START + origin_b(tid)))
-        a_from, b_from = pinned(uint32(start + 4 * row)), pinned(uint32(start + B_START + 4 * col))
+        a_from = pinned(uint32(start + 4 * row + 8 * A_PITCH * of_slice))
+        b_from = pinned(uint32(start + B_START + 4 * col + 8 * B_PITCH * of_slice))
 
         a_addresses = cuda.local.array(A_ADDRESSES, int64)
         b_addresses = cuda.local.array(B_ADDRESSES, int64)
@@ -225,30 +264,31 @@ def build(config, variant):
                 if SPREAD > 0:
                     step(tiles, a_at, b_at, 1, a_even, b_even, a_odd, b_odd, acc)
                     fetch(to_a, to_b, 1)
-                    step(tiles, a_at, b_at, 2, a_odd, b_odd, a_even, b_even, acc)
-                    a_at, b_at = uint32(a_at + 8 * A_PITCH), uint32(b_at + 8 * B_PITCH)
+                    step(tiles, a_at, b_at, NEXT, a_odd, b_odd, a_even, b_even, acc)
+                    a_at, b_at = uint32(a_at + 4 * NEXT * A_PITCH), uint32(b_at + 4 * NEXT * B_PITCH)
                 if SPREAD > 1:
                     fetch(to_a, to_b, 2)
                     step(tiles, a_at, b_at, 1, a_even, b_even, a_odd, b_odd, acc)
                     fetch(to_a, to_b, 3)
-                    step(tiles, a_at, b_at, 2, a_odd, b_odd, a_even, b_even, acc)
-                    a_at, b_at = uint32(a_at + 8 * A_PITCH), uint32(b_at + 8 * B_PITCH)
+                    step(tiles, a_at, b_at, NEXT, a_odd, b_odd, a_even, b_even, acc)
+                    a_at, b_at = uint32(a_at + 4 * NEXT * A_PITCH), uint32(b_at + 4 * NEXT * B_PITCH)
                 commit_group()
                 p, inner = uint32(left_out + uint32(SPREAD)), LOOPS
                 while inner:  # tested at its end: it has at least one iteration
                     step(tiles, a_at, b_at, 1, a_even, b_even, a_odd, b_odd, acc)
-                    step(tiles, a_at, b_at, 2, a_odd, b_odd, a_even, b_even, acc)
-                    a_at, b_at = uint32(a_at + 8 * A_PITCH), uint32(b_at + 8 * B_PITCH)
+                    step(tiles, a_at, b_at, NEXT, a_odd, b_odd, a_even, b_even, acc)
+                    a_at, b_at = uint32(a_at + 4 * NEXT * A_PITCH), uint32(b_at + 4 * NEXT * B_PITCH)
                     if COMPENSATED and p % uint32(3) == uint32(2):  # after every six k-steps
                         add_exactly(total, acc)
                     p = uint32(p + 1)
-                    inner = p < uint32(BK // 2 - 1)
+                    inner = p < uint32(PAIRS - 1)
                 for i in range(A_ADDRESSES):
                     a_addresses[i] += BK * col_step(x)
                 for i in range(B_ADDRESSES):
                     b_addresses[i] += BK * col_step(y)
-                # The tile's last k-step has a constant address; if others are left out, it adds zeros.
-                step(tiles, uint32(a_from + slot), uint32(b_from + slot), BK - 1, a_even, b_even, a_odd, b_odd, acc)
+                # The slice's last k-step has a constant address; if others are left out, it adds zeros.
+                a_at, b_at = uint32(a_from + slot), uint32(b_from + slot)
+                step(tiles, a_at, b_at, BK - NEXT + 1, a_even, b_even, a_odd, b_odd, acc)
                 slot, left_out = other, uint32(0)
                 settle_a(tiles, uint32(a_to + slot), a_staged)
                 settle_b(tiles, uint32(b_to + slot), b_staged)
@@ -264,14 +304,17 @@ def build(config, variant):
                 finish(total, acc)
                 compute_special(total, acc, x, y, block_row + row, block_col + col, a_even, b_even)
 
+            if SLICES > 1:
+                add_slices(tiles, start, tid, acc)
             complete = True
             if not COMPENSATED and uint32(last - first) < k_tiles:
                 lead = owner(partition, uint32(index * k_tiles))
                 parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
                 let_adding_start()  # `add_parts` may be launched; it waits until all blocks have ended
                 mine = part_slot(partition, index, lead, uint32(block - lead))
-                for i in range(TM):
-                    store_partial_row(partition, mine, tid, acc, i)
+                if has_sums:
+                    for i in range(TM):
+                        store_partial_row(partition, mine, tid, acc, i)
                 cuda.syncthreads()  # all threads have written this part before the block is counted
                 final = int32(0)
                 counts = tid == uint32(0) and partition.apart == int64(0)  # else another kernel adds the parts
@@ -279,7 +322,7 @@ def build(config, variant):
                     final = int32(1)
                 # no thread reads the parts before thread 0 has counted this block as the last, when all are visible
                 complete = agree(cuda.syncthreads_or(final) != 0)
-                if complete:
+                if complete and has_sums:
                     if tid == uint32(0):
                         reset(partition, int64(index))
                     for i in range(TM):
@@ -300,10 +343,11 @@ def build(config, variant):
             if complete:
                 if STAGED:
                     c_row, c_col = block_row + warp // (BN // WN) * WM, block_col + warp % (BN // WN) * WN
-                    cuda.syncthreads()  # all threads have read the last fragments before C is staged over them
+                    cuda.syncthreads()  # all threads have read the last fragments and sums before C is staged over them
                     at_warp = uint32(start + 4 * WARP_FLOATS * warp)
-                    store_tile(tiles, at_warp, lane, z, c_row, c_col, alpha, acc, beta, vectors)
-                else:
+                    if has_sums:
+                        store_tile(tiles, at_warp, lane, z, c_row, c_col, alpha, acc, beta, vectors)
+                elif has_sums:
                     for i in range(TM):
                         c_row = block_row + row + i // 4 * (4 * LANES_M) + i % 4
                         store_row(z, c_row, block_col + col, alpha, acc, i, beta)
