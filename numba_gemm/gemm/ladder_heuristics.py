@@ -27,6 +27,9 @@ FILLED = 1 / 8
 SHORT_TERMS = 32  # of a sum, up to which `short_sums` is considered
 # In float32, `DIRECT` is considered for a C of few elements, whose sums are short, without batch or epilogue.
 DIRECT_ELEMENTS, DIRECT_TERMS = 1 << 17, 24
+# Elements of A and B, if both allow vectors, below which slices of `stream_k` are considered. From memory, they take
+# longer: a multiprocessor has fewer blocks, and fewer bytes on their way.
+SLICED_ELEMENTS = 1 << 22
 TIE = 2.0**-10  # weight of clocks that memory hides
 Candidate = tuple[float, int, Costs, bool, int, float, float, float]  # see `_ladder_candidates`
 
@@ -72,6 +75,8 @@ class Considered:
         Contiguous axis of A that it is considered for, as in `Rate`.
     least_rows, least_columns : float
         Rows and columns from which on it is considered for a C of few of either.
+    sliced : bool or None
+        Whether it is for products that slices are considered for, or for others; None if for both.
     """
 
     __slots__ = (
@@ -83,10 +88,14 @@ class Considered:
         "most_columns",
         "most_elements",
         "most_terms",
+        "sliced",
     )
 
-    def __init__(self, costs: Costs, compensated: bool) -> None:
+    def __init__(self, costs: Costs, vectors: bool, compensated: bool) -> None:
         stage, config = costs.stage, costs.config
+        self.sliced = True if config.lanes_k > 1 and not config.in_lanes else None
+        if costs.rate.replaced and vectors and not compensated:
+            self.sliced = False
         # Tiles of several columns serve both axes well; of kernels with compensated sums, there are to be few.
         several = costs.in_groups and config.BN > 1 and not compensated
         self.costs, self.along = costs, None if several else costs.rate.along
@@ -121,14 +130,15 @@ def considered_of(
         (stage, config, rate_of(stage, config), partial_vectors if config.in_lanes else vectors)
         for stage, config in found
     )
+    rest = stores_vectors, compensated, a_along, b_along
     costs = (
-        Costs(stage, config, rate, cc, sm_count, in_vectors, stores_vectors, compensated, a_along, b_along)
+        (Costs(stage, config, rate, cc, sm_count, in_vectors, *rest), in_vectors)
         for stage, config, rate, in_vectors in rates
         if rate is not None
-        and (rate.floats if not in_vectors else rate.vectors or compensated)
+        and (in_vectors or rate.floats)
         and (not compensated or (compensates(config) and not stage.undivided))
     )
-    return tuple(Considered(one, compensated) for one in costs)
+    return tuple(Considered(one, in_vectors, compensated) for one, in_vectors in costs)
 
 
 def _ladder_candidates(wanted: Problem, only: Stage | None) -> list[Candidate]:
@@ -156,7 +166,7 @@ def _ladder_candidates(wanted: Problem, only: Stage | None) -> list[Candidate]:
         by_columns = max(memory, cost_model.columns_clocks(matrices * m * n, row, wanted.sm_count))
     as_is, transposed = (by_columns, memory) if wanted.by_columns else (memory, by_columns)
     compensated = wanted.precision != IEEE and k > FEW_TERMS
-    elements = matrices * m * n
+    elements, sliced = matrices * m * n, matrices * (m * k + k * n) < SLICED_ELEMENTS
     directly = elements if matrices == 1 and not wanted.epilogue and wanted.precision == IEEE else inf
     vectors = wanted.a_vectors and wanted.b_vectors, wanted.partial_vectors, stores_vectors
     common = stage, wanted.cc, wanted.sm_count, *vectors, compensated
@@ -166,6 +176,8 @@ def _ladder_candidates(wanted: Problem, only: Stage | None) -> list[Candidate]:
     found = []
     for swapped, rows, cols, a_along, b_along, in_bytes in turns:
         for i, one in enumerate(considered_of(*common, a_along, b_along)):
+            if one.sliced is not None and one.sliced != sliced:
+                continue
             if only is None:
                 if k > one.most_terms or directly > one.most_elements:
                     continue

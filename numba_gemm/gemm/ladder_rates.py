@@ -27,9 +27,8 @@ class Rate:
     floats : float
         Factor by which the multiply-adds take longer beside copies of an A or B that allows no vectors; 0 if the
         configuration is not considered for these.
-    vectors : bool
-        False if the configuration is considered only where A or B allows no vectors, or for compensated sums: for
-        others, slices of the same tile are faster, or other tiles.
+    replaced : bool
+        True if slices of the same tile are faster where they are considered.
     along : bool or None
         True if a narrow configuration is for an A whose contiguous axis is k, False if for any other; None if for both.
     first : int
@@ -42,7 +41,7 @@ class Rate:
     floats: float = 1.0
     along: bool | None = None
     first: int = TILE
-    vectors: bool = True
+    replaced: bool = False
 
 
 # By stage and block tile, by threads where two configurations have the same one, and by slices; those that win nowhere
@@ -58,18 +57,17 @@ RATES: dict[tuple[str | int, ...], Rate] = {
     ("stream_k", 128, 256, 16): Rate(1, alone=3090, resident=1, floats=1.07, first=6420),
     ("stream_k", 256, 128, 16): Rate(0.988, alone=3170, resident=1, floats=1.03, first=6380),
     ("stream_k", 128, 128, 16): Rate(0.838, alone=1810, resident=2, floats=1.04, first=6050),
-    ("stream_k", 64, 128, 16): Rate(0.766, alone=950, resident=3, floats=1.05, first=3190),
-    ("stream_k", 64, 128, 8): Rate(0.764, alone=550, resident=3, floats=1.08, first=2810),
-    ("stream_k", 64, 64, 16, 64): Rate(0.743, alone=1040, resident=4, floats=1.07, first=3300, vectors=False),
-    ("stream_k", 64, 64, 16): Rate(0.654, alone=719, resident=4, floats=1.1, first=2500),
-    ("stream_k", 32, 64, 16): Rate(0.59, alone=875, resident=8, floats=1.07, first=2080, vectors=False),
-    ("stream_k", 64, 32, 16): Rate(0.656, alone=1160, resident=8, floats=1.15, first=1970),
+    ("stream_k", 64, 128, 16): Rate(0.781, alone=950, resident=3, floats=1.07, first=3190),
+    ("stream_k", 64, 128, 8): Rate(0.756, alone=550, resident=3, floats=1.07, first=2810),
+    ("stream_k", 64, 64, 16, 64): Rate(0.743, alone=1040, resident=4, floats=1.07, first=3300, replaced=True),
+    ("stream_k", 64, 64, 16): Rate(0.661, alone=719, resident=4, floats=1.11, first=2500),
+    ("stream_k", 32, 64, 16): Rate(0.59, alone=875, resident=8, floats=1.07, first=2080, replaced=True),
+    ("stream_k", 64, 32, 16): Rate(0.568, alone=1160, resident=8, first=1970),
     ("stream_k", 32, 32, 16): Rate(0.415, alone=472, resident=8, floats=1.02, first=1700),
     ("stream_k", 256, 16, 16): Rate(0.463, alone=877, resident=3, along=False, first=2520),
     ("stream_k", 64, 64, 16, 128, 2): Rate(0.726, alone=561, resident=3, floats=0, first=3210),
     ("stream_k", 32, 64, 16, 128, 2): Rate(0.585, alone=288, resident=4, floats=0, first=3140),
     ("stream_k", 32, 64, 32, 256, 4): Rate(0.55, alone=456, resident=2, floats=0, first=3160),
-    ("stream_k", 64, 32, 32, 256, 4): Rate(0.583, alone=615, resident=2, floats=0, first=2660),
     # For sums of one k-tile.
     ("short_sums", 32, 64, 16): Rate(0.707, alone=712, resident=8, floats=1.41, first=1240),
     ("short_sums", 32, 128, 8): Rate(1, alone=710, resident=4, first=1080),
@@ -84,7 +82,7 @@ RATES: dict[tuple[str | int, ...], Rate] = {
     ("thin", 128, 4, 32): Rate(0.187, alone=12, resident=3, floats=1.15, along=False, first=1650),
     ("thin", 8, 8, 256): Rate(0.213, alone=578, resident=3, floats=1.46, first=1780),
     ("thin", 64, 8, 64): Rate(0.287, alone=45, resident=2, floats=1.11, along=True, first=2100),
-    ("thin", 64, 16, 64): Rate(0.62, alone=1100, resident=1, floats=1.12, along=True, first=2740, vectors=False),
+    ("thin", 64, 16, 64): Rate(0.62, alone=1100, resident=1, floats=1.12, along=True, first=2740),
     ("thin", 32, 16, 64): Rate(0.398, alone=499, resident=3, floats=1.06, along=False, first=2400),
     ("thin", 16, 4, 128): Rate(0.153, alone=163, resident=4, floats=1.15, first=1440),
     ("thin", 16, 16, 128): Rate(0.283, alone=50, resident=3, floats=1.11, first=2160),

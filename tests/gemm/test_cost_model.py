@@ -98,6 +98,28 @@ def test_tiles_that_a_thin_c_hardly_fills(epilogue, considered):
     assert any(one.stage is STAGES["stream_k"] for one in ranked_ladder(wanted)) == considered
 
 
+# Slices, then the tiles that they replace: rows, columns, sums and threads of a thread tile.
+SLICES, REPLACED = {(64, 64, 64, 2), (32, 64, 32, 2), (32, 64, 32, 4)}, {(64, 64, 64, 1), (32, 64, 32, 1)}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "slices"),
+    [
+        (Problem(512, 512, 512), True),
+        (Problem(512, 512, 8192), False),  # larger operands
+        (Problem(512, 512, 512, 16), False),
+        (Problem(512, 512, 512, **UNALIGNED), False),
+        (Problem(512, 512, 512, precision="bf16x6"), False),  # compensated sums
+    ],
+)
+def test_slices_replace_tiles_of_small_operands(wanted, slices):
+    configs = [one.config for one in ranked_ladder(wanted) if one.stage is STAGES["stream_k"]]
+    found = {(one.BM, one.BN, one.TM * one.TN, one.lanes_k) for one in configs}
+    assert (found & SLICES) == (SLICES if slices else set())
+    replaced = {one for one in REPLACED if wanted.precision == "ieee" or one[2] == 32}
+    assert (found & replaced) == (set() if slices else replaced)
+
+
 def test_unaligned_operands_of_stages_without_schedules_take_longer():
     aligned, unaligned = (ranked_ladder(Problem(1000, 1000, 1000, aligned=one, cc=(7, 5))) for one in (True, False))
     assert unaligned[0].clocks == pytest.approx(aligned[0].clocks / 0.93)

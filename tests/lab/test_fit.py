@@ -54,7 +54,7 @@ def test_a_step_that_helps_nothing_is_undone():
 @pytest.mark.parametrize("factor", [2.0, 0.5])
 @pytest.mark.parametrize(
     "parameter",
-    [fit.Parameter("MEET"), *(fit.Parameter(name, ("stream_k", 64, 64, 16, 64)) for name in ("first", "alone"))],
+    [fit.Parameter("MEET"), *(fit.Parameter(name, ("stream_k", 64, 64, 16, 128, 2)) for name in ("first", "alone"))],
 )
 def test_a_parameter_is_found_again(monkeypatch, parameter, factor):
     monkeypatch.setattr(fit, "PARAMETERS", [parameter])

@@ -188,7 +188,6 @@ RECORDS = (
             _moving(64, 64, 16, 8, 8, 32, 64, min_blocks=3, slices=2),
             _moving(32, 64, 16, 8, 4, 32, 32, min_blocks=4, slices=2),
             _moving(32, 64, 32, 8, 4, 32, 32, min_blocks=2, slices=4),
-            _moving(64, 32, 32, 8, 4, 32, 32, min_blocks=2, slices=4),
         ),
         test_config=_moving(32, 32, 8, 8, 4, 32, 32),
         schedule=partition_layout,
