@@ -22,8 +22,8 @@ Limits: small products: the launch, the first memory access and the exchange of 
     tiles of 8x4, which read 12 floats for 32 multiply-adds in each of four warps, reach two thirds of the peak. Odd
     pitches: rows that are not 16-byte aligned are copied 4 bytes at a time, in four times as many copies, which large
     thread tiles spread over the first k-steps; and tiles at the edges lie partly outside C. Compute capabilities 8.0
-    and 8.6: kernels of 64x128 and 128x128 tiles for a C that is not 16-byte aligned spill up to 988 bytes per thread;
-    from 9.0 on, none spills.
+    and 8.6: kernels for a C that is not 16-byte aligned spill, those of 64x128 and 128x128 tiles up to 988 bytes per
+    thread, those with slices up to 96; from 9.0 on, none spills.
 """
 
 from numba import cuda, float32, int32, int64, uint32
