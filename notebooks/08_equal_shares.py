@@ -486,9 +486,9 @@ told(**{" x ".join(map(str, shape)): pair(*shape) for shape in shapes})
 # data; it swaps strides, and then the *columns* are contiguous. Such products are named by two letters, N for an
 # operand as it is and T for a transposed one. `stream_k`, which `tiled_sgemm` uses, is `basic_stream_k` with a loader
 # for each layout of an operand: `along4` if k is contiguous, `across4` if rows or columns are, and others for operands
-# that allow no vectors. The kernel is compiled for the pair of loaders. It also takes batches and epilogues, and several
-# groups of warps may share a small tile, each with other k-steps (`SLICES`), so it is longer; compare its main loop with
-# that of `basic_stream_k`:
+# that allow no vectors. The kernel is compiled for the pair of loaders. It also takes batches and epilogues, and in
+# small tiles, several groups of warps (`SLICES`) may multiply different k-steps, so it is longer; compare its main loop
+# with that of `basic_stream_k`:
 
 # %%
 notebook.source("stream_k", function="stream_k")

@@ -17,3 +17,9 @@ def covers(access: str, extent: int, bk: int, threads: int) -> bool:
         return threads % LINE == 0 and extent % LINE == 0 and bk % (threads // LINE) == 0
     rows = threads // SECTOR
     return bk % SECTOR == 0 and threads % SECTOR == 0 and (extent % rows == 0 or rows % extent == 0)
+
+
+def vectors_per_row(bk: int, threads: int) -> int:
+    """Return how many vectors along k a warp loads of each row of a tile: all, or four of 8, 12, ... vectors."""
+    vectors = bk // 4
+    return 4 if vectors > 4 and vectors % 4 == 0 and threads % (8 * vectors) == 0 else vectors

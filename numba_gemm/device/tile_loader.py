@@ -34,7 +34,7 @@ from typing import Any
 from numba import int64, uint32
 
 from ..simulator.switch import device_function
-from .access import ACCESSES, LINE, SECTOR, covers
+from .access import ACCESSES, LINE, SECTOR, covers, vectors_per_row
 from .address import (
     address_of,
     col_step,
@@ -144,10 +144,10 @@ def _along4(extent, bk, threads, pitch, load, tails):
     VECTORS = bk // 4  # vectors per row
     ROWS = threads // VECTORS  # rows that the block loads at a time
     LOADS = extent // ROWS
-    # Of longer rows, a warp loads four vectors each: its transposing stores meet in fewer banks. With two vectors, none
-    # would meet, but loads of more lines take longer than that gains.
-    GROUPS = VECTORS // 4 if VECTORS > 4 and threads % (8 * VECTORS) == 0 else 1  # of vectors per row
-    WIDE = VECTORS // GROUPS
+    # Of longer rows, a warp loads four vectors each, since its transposing stores then meet in fewer banks. Two vectors
+    # of each of 16 rows would meet in none, but loads of more lines take longer than that gains.
+    WIDE = vectors_per_row(bk, threads)
+    GROUPS = VECTORS // WIDE  # of vectors per row
 
     @device_function
     def row_of(tid):
@@ -334,12 +334,27 @@ def _along1(extent, bk, threads, pitch, parts, unit):
     return TileLoader(1, 1, ceil_div(COPIES, AT_A_TIME), origin, place, valid, begin, fetch, _nothing_to_settle)
 
 
+def fetch_of(a_loader, b_loader):
+    """Make a device function that starts loading a part of both tiles, given the arguments of their `fetch`."""
+    fetch_a, fetch_b, A_PARTS, B_PARTS = a_loader.fetch, b_loader.fetch, a_loader.parts, b_loader.parts
+
+    @device_function
+    def fetch(to_a, to_b, part):
+        """Start loading a part of both tiles; `part` is a constant."""
+        if part < B_PARTS:
+            fetch_b(*to_b, part)
+        if part < A_PARTS:
+            fetch_a(*to_a, part)
+
+    return fetch
+
+
 @lru_cache(maxsize=64)
 def pairs_beyond(BK, most, several=1, slices=1):
     """Make a device function that returns the pairs of k-steps, up to `most`, without any of a k-tile's `width` terms.
 
     The k-tile's last k-step is not among them. Their number is a multiple of `several`. If slices take pairs in turns,
-    it is the number that each leaves out.
+    the function returns how many pairs each slice leaves out, which do not include the slice's last k-step.
     """
 
     @device_function

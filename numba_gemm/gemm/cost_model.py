@@ -130,9 +130,9 @@ class Costs:
         "_blocks",
         "_busy",
         "_k_tile",
+        "_left_out",
         "_meet",
         "_meeting",
-        "_most_left_out",
         "_piece",
         "_saved",
         "_size",
@@ -189,8 +189,8 @@ class Costs:
         ]
         # Terms beyond k that a k-tile leaves out at most; and the clocks of a k-tile that hide no wait, which become
         # fewer with its terms.
-        before = 0 if vectors else BEFORE_LOOP
-        self._most_left_out = 2 * config.lanes_k * most_left_out(config, before) if stage.name == "stream_k" else 0
+        step, before = 2 * config.lanes_k, 0 if vectors else BEFORE_LOOP  # terms of a pair of k-steps of all slices
+        self._left_out = step, step * most_left_out(config, before) if stage.name == "stream_k" else 0
         self._saved = self._k_tile
         if not stage.undivided:
             self._saved = [clocks - rate.alone**OVERLAP / clocks ** (OVERLAP - 1) for clocks in self._k_tile]
@@ -236,13 +236,13 @@ class Costs:
         All multiprocessors are busy with multiply-adds and stores, and some block computes all k-tiles of a tile, or an
         equal part of them, which it adds to another's. The bytes of `memory` clocks overlap with these.
         """
-        (BM, BN, BK), k_tile, most = self._tile, self._k_tile, self._most_left_out
+        (BM, BN, BK), k_tile, (step, most) = self._tile, self._k_tile, self._left_out
         tiles: int = -(-m // BM) * -(-n // BN) * matrices
         k_tiles: float = -(-k // BK) or 1
         if self.stage.undivided:
             k_tiles = -(-k // SHORT_STEPS) * SHORT_STEPS / BK
         elif most and (k > BK or tiles > self._blocks):  # else a block's only k-tile waits, whatever k is
-            beyond = (k_tiles * BK - k - 1) // 2 * 2
+            beyond = (k_tiles * BK - k - (step - 1)) // step * step
             if beyond > 0:
                 k_tiles -= (beyond if beyond < most else most) / BK
         line = -(-k_tiles // 1)

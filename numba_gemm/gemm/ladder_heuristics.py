@@ -27,8 +27,8 @@ FILLED = 1 / 8
 SHORT_TERMS = 32  # of a sum, up to which `short_sums` is considered
 # In float32, `DIRECT` is considered for a C of few elements, whose sums are short, without batch or epilogue.
 DIRECT_ELEMENTS, DIRECT_TERMS = 1 << 17, 24
-# Elements of A and B, if both allow vectors, below which slices of `stream_k` are considered. From memory, they take
-# longer: a multiprocessor has fewer blocks, and fewer bytes on their way.
+# Elements of A and B, if both allow vectors, below which slices of `stream_k` are considered. For operands that come
+# from memory, slices take longer: a multiprocessor has fewer blocks, and fewer bytes on their way.
 SLICED_ELEMENTS = 1 << 22
 TIE = 2.0**-10  # weight of clocks that memory hides
 Candidate = tuple[float, int, Costs, bool, int, float, float, float]  # see `_ladder_candidates`
@@ -76,7 +76,7 @@ class Considered:
     least_rows, least_columns : float
         Rows and columns from which on it is considered for a C of few of either.
     sliced : bool or None
-        Whether it is for products that slices are considered for, or for others; None if for both.
+        True if it has slices, False if slices replace it for vectors and plain sums; None if it is considered anyway.
     """
 
     __slots__ = (

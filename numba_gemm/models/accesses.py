@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..device.access import covers
+from ..device.access import covers, vectors_per_row
 from ..device.units import FLOAT32_BYTES, WARP, ceil_div
 from . import requests
 
@@ -172,10 +172,10 @@ def _vectorized(config: TileConfig, warp: _Warp) -> Accesses:
             yield warp.load(p * config.BN + col + j, 4)
 
 
-def _transposing(config: TileConfig, warp: _Warp, pitch: int, swizzle: int, wide: int = WARP) -> Accesses:
+def _transposing(config: TileConfig, warp: _Warp, pitch: int, swizzle: int, wide: int = 0) -> Accesses:
     """Loads of A's tile in vectors of four along k, and its stores float by float, transposed."""
     vectors = config.BK // 4
-    wide = min(wide, vectors)  # vectors that a warp loads of a row
+    wide = wide or vectors  # vectors that a warp loads of a row
     row, col = warp.tid // wide, warp.tid % wide * 4
     for _ in range(config.BM * vectors // warp.threads):
         yield warp.a(row, col, 4)
@@ -229,7 +229,7 @@ def _async_copy(config: TileConfig, warp: _Warp) -> Accesses:
 def _any_layout(config: TileConfig, warp: _Warp) -> Generator[Access, None, int]:
     """Copies of both tiles, A's transposed; return the floats from one k of the shared tile of B to the next."""
     if covers("along4", config.BM, config.BK, config.threads):
-        yield from _transposing(config, warp, config.BM + config.pad, 0, wide=4)
+        yield from _transposing(config, warp, config.BM + config.pad, 0, vectors_per_row(config.BK, config.threads))
     else:  # fewer vectors than threads: single floats, eight k of adjacent rows
         for _ in range(config.BM * config.BK // warp.threads):
             yield warp.a(warp.tid // 8, warp.tid % 8, 1)

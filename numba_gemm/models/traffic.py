@@ -132,7 +132,7 @@ class Traffic:
 
 
 def traffic(stage: LadderStage, config: TileConfig, m: int, n: int, k: int, *, in_l2: bool = False) -> Traffic:
-    """Count the traffic of a stage for an (m, k) by (k, n) product, without partial sums that blocks exchange.
+    """Count the traffic of a stage for an (m, k) by (k, n) product, without partial sums that are exchanged.
 
     Parameters
     ----------

@@ -6,11 +6,15 @@ kernel's module alone. Its threads run at the same time, in an order that the op
 
 from __future__ import annotations
 
+import math
+import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from ..device.units import WARP
 from . import patches
 from .kernel_view import Shared
 
@@ -22,12 +26,26 @@ class _Cuda(patches.SimulatedModule):
 
     def __init__(self, grid: Any, block: Any, dynamic_bytes: int) -> None:
         super().__init__(grid, block, dynamic_bytes)
+        self.threads = math.prod(block)
+        self.arrived, self.turns = Counter[int](), Counter[int]()  # threads at a barrier, and barriers passed, by warp
+        self.changed = threading.Condition()
         self.shared = Shared(dynamic_bytes, None)
         self.shared.array(0, np.uint8)  # dynamic shared memory, before threads ask for it
 
     def syncwarp(self, mask: int = 0xFFFFFFFF) -> None:
-        """Wait for all threads of the block, which must all call this: Numba's simulator has no warps."""
-        self.syncthreads()
+        """Wait for all threads of the warp, which must all call this."""
+        thread: Any = threading.current_thread()
+        warp = thread.thread_id // WARP
+        with self.changed:
+            turn = self.turns[warp]
+            self.arrived[warp] += 1
+            if self.arrived[warp] == min(WARP, self.threads - WARP * warp):
+                self.arrived[warp], self.turns[warp] = 0, turn + 1
+                self.changed.notify_all()
+            while self.turns[warp] == turn:
+                if thread.abort:  # another thread has raised
+                    raise RuntimeError("the launch ends")
+                self.changed.wait(0.1)
 
 
 class NumbaKernel(patches.NumbaKernel):

@@ -10,6 +10,7 @@ import pytest
 from numba import cuda
 from support import compile_launchables
 from support.covering import others_exhaustive
+from support.mutants import SLICED
 from support.offline import offline
 from support.operands import NAN, check, filled
 
@@ -72,6 +73,16 @@ def test_numbas_own_simulator_runs_every_stage(stage, case, monkeypatch):
 @pytest.mark.parametrize("stage", ["coalesced", "vectorized", "stream_k"])
 def test_numbas_own_simulator_adds_to_c(stage):
     launched(stage, STAGES[stage].test_config, "odd", k=9, beta=-2.0)
+
+
+@pytest.mark.simulator
+def test_numbas_own_simulator_has_warps():
+    """The first slice alone stages C, whose rows are not aligned, with barriers of warps; a block has three tiles."""
+    config, (m, n, k) = SLICED, (65, 31, 70)
+    a, b, c = filled(m, k), filled(k, n), np.full((m, n), NAN)
+    kernel, grid, block, shared = launchable("stream_k", m, n, k, config=config, blocks=1)
+    kernel[grid, block, 0, shared](1.0, a, b, 0.0, c)
+    check(c, a, b)
 
 
 @pytest.mark.simulator

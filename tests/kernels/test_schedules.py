@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 from support.mutants import SLICED
-from support.schedule_cases import run_shared, scheduled, shared_cases, variant_of_case
+from support.schedule_cases import Shared, run_shared, scheduled, shared_cases, variant_of_case
 
-from numba_gemm.device.access import ACCESSES
+from numba_gemm.device.access import ACCESSES, vectors_per_row
 from numba_gemm.kernels.ladder import STAGES, partitions
 from numba_gemm.kernels.ladder import stage as ladder_stage
 from numba_gemm.kernels.ladder.partitions import default_partition
@@ -63,6 +63,14 @@ def test_vectors_that_end_beyond_rows_of_c(name):
     for case in (case for case in shared_cases(STREAM_K, config) if case.accesses == accesses and not case.epilogue):
         assert variant_of_case(config, case).c_partial == partial
         assert config.threads > 64 or run_shared(STREAM_K, config, case).ok
+
+
+@pytest.mark.parametrize(("rows", "terms", "wide"), [(160, 40, 10), (32, 32, 8), (64, 32, 4), (96, 48, 4), (64, 16, 4)])
+def test_vectors_that_a_warp_loads_of_a_row(rows, terms, wide):
+    """Four of a row of eight or more, if the block's warps can share the rows so; else all."""
+    config = STREAM_K.test_config.replace(BM=rows, BK=terms)
+    assert vectors_per_row(terms, config.threads) == wide
+    assert run_shared(STREAM_K, config, Shared("along4 across4", (rows - 1, 32, 2 * terms + 4), 1)).ok
 
 
 # Tiles, k-tiles and blocks; the partition.

@@ -17,7 +17,7 @@ DEVICE_MODULES = [
     f"numba_gemm.device.{name}"
     for name in (
         *("matrix", "vector", "shared", "async_copy", "address", "store"),
-        *("outer_product", "tile_loader", "chunk_loader", "partition"),
+        *("outer_product", "tile_loader", "chunk_loader", "partition", "warp_tile"),
     )
 ]
 

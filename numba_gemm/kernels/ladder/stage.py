@@ -62,7 +62,7 @@ class TileConfig:
     order
         order of a k-step's products, one of `device.outer_product.ORDERS`, in stages that are ``ordered``.
     lanes_k
-        threads that share a thread tile, each with other terms of its sums; if warps have tiles, of different warps.
+        threads of a warp or, if warps have tiles, of different warps, that share a thread tile: each has other terms.
     """
 
     BM: int
@@ -108,7 +108,7 @@ class TileConfig:
 
     @property
     def threads(self) -> int:
-        """Threads per block: one per thread tile of the block tile, or `lanes_k`."""
+        """Threads per block: `lanes_k` per thread tile of the block tile."""
         return (self.BM // self.TM) * (self.BN // self.TN) * self.lanes_k
 
     @property

@@ -8,12 +8,13 @@ Idea: basic_stream_k with a tile loader for each of five layouts, which makes tr
     other. The main loop includes the last k-tile, with its loads switched off by a predicate; basic_stream_k multiplies
     the last k-tile after the loop. The first k-tile, which alone may reach beyond k, leaves out pairs of k-steps beyond
     it; it also takes the last terms of rows that end within a vector, so that all other k-tiles are copied by whole
-    vectors. With few tiles, equal shares are split-K (see `device.partition`). Small tiles may have two or four slices:
+    vectors. With few tiles, equal shares are split-K (see `device.partition`). Small tiles may have slices: two or four
     groups of warps that multiply different k-steps of each k-tile ("sliced-K" in CUTLASS), and add their sums after the
     last one, through shared memory. A block that is alone on a multiprocessor then has enough warps to hide waits.
     In "bf16x6", small tiles have sums that are compensated after every six k-steps, see `device.compensated`; blocks do
     not share these.
-Traffic: the same, plus at most two partial tiles per block, written and read.
+Traffic: the same, plus at most two partial tiles per block, written and read; in shared memory, sums of all slices but
+    one.
 Registers and shared memory: those of basic_stream_k, and in "bf16x6" twice the accumulators.
 Measured: 56.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.11 of cuBLAS SGEMM and 1.02 times basic_stream_k; 253
     registers per thread, 85.5 % of the FMA pipe, 2.3 % excess shared wavefronts.
@@ -29,7 +30,7 @@ Limits: small products: the launch, the first memory access and the exchange of 
 from numba import cuda, float32, int32, int64, uint32
 
 from ...device.access import covers
-from ...device.address import col_step, shared_address, shared_load4, shared_store4, transposed
+from ...device.address import col_step, shared_address, transposed
 from ...device.async_copy import commit_group, wait_group
 from ...device.compensated import compensated_sums, plain_sums
 from ...device.grid_order import let_next_start, nothing
@@ -49,8 +50,9 @@ from ...device.partition import (
     tile_place,
 )
 from ...device.store import row_store, staged_store
-from ...device.tile_loader import pairs_beyond, tile_loader
+from ...device.tile_loader import fetch_of, pairs_beyond, tile_loader
 from ...device.units import FLOAT32_BYTES, WARP
+from ...device.warp_tile import fragment_reader, slice_adder
 from ...simulator.switch import device_function, hardware_only
 from .partitions import adds_early, most_left_out, parts_at_once
 from .stage import SUMS_STAGED, compensates, require
@@ -63,13 +65,14 @@ def build(config, variant):
     THREADS, SLICES = config.threads, config.lanes_k
     TILE_THREADS = THREADS // SLICES  # threads of a slice
     PAIRS, NEXT = BK // (2 * SLICES), 2 * SLICES  # pairs of k-steps per slice, and k-steps from one to the next
-    STORING = max(1, SLICES // 2) * TILE_THREADS  # most threads whose sums are in shared memory at the same time
     A_PITCH = BM + (0 if variant.a.startswith("across") else config.pad)
     B_PITCH = BN + (0 if variant.b.startswith("across") else config.pad_b)
     LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
     B_START = 4 * BK * A_PITCH  # bytes from the start of a slot to its tile of B
     SLOT = B_START + 4 * BK * B_PITCH  # bytes per slot
     WARP_FLOATS, store_tile = staged_store(TM, TN, LANES_M, LANES_N, variant.epilogue)
+    SUMS_OF_SLICES, add_slices = slice_adder(TM, TN, SLICES, TILE_THREADS)  # bytes
+    read_fragments = fragment_reader(TM, TN, LANES_M, LANES_N, A_PITCH, B_PITCH)
     compensated_fits = compensates(config) or not variant.compensated
     require(
         config,
@@ -79,7 +82,7 @@ def build(config, variant):
             "BK % 4 == 0": BK % 4 == 0,
             "slices are a power of two": SLICES & (SLICES - 1) == 0,
             "a slice has two pairs of k-steps, or more": PAIRS >= 2 and BK % NEXT == 0,
-            "sums of slices fit into the tiles": SLICES == 1 or FLOAT32_BYTES * TM * TN * STORING <= 2 * SLOT,
+            "sums of slices fit into the tiles": SUMS_OF_SLICES <= 2 * SLOT,
             "copies cover A's tile": covers(variant.a, BM, BK, THREADS),
             "copies cover B's tile": covers(variant.b, BN, BK, THREADS),
             "two slots": config.slots == 2,
@@ -107,10 +110,11 @@ def build(config, variant):
     begin_sum = first_k_tile(BK, variant.tails)
     a_loader = tile_loader(variant.a, BM, BK, THREADS, A_PITCH, PARTS, CROWDED, tails=variant.tails)
     b_loader = tile_loader(variant.b, BN, BK, THREADS, B_PITCH, PARTS, CROWDED, tails=variant.tails)
-    A_ADDRESSES, A_STAGED, A_PARTS = a_loader.addresses, a_loader.staged, a_loader.parts
-    B_ADDRESSES, B_STAGED, B_PARTS = b_loader.addresses, b_loader.staged, b_loader.parts
-    origin_a, place_a, valid_a, begin_a, fetch_a, settle_a = a_loader.functions
-    origin_b, place_b, valid_b, begin_b, fetch_b, settle_b = b_loader.functions
+    A_ADDRESSES, A_STAGED = a_loader.addresses, a_loader.staged
+    B_ADDRESSES, B_STAGED = b_loader.addresses, b_loader.staged
+    origin_a, place_a, valid_a, begin_a, _, settle_a = a_loader.functions
+    origin_b, place_b, valid_b, begin_b, _, settle_b = b_loader.functions
+    fetch = fetch_of(a_loader, b_loader)
     multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
     store_partial_row, load_partial_row = row_partial(TN, TILE_THREADS, BM * BN)
     COMPENSATED = variant.compensated
@@ -127,52 +131,10 @@ def build(config, variant):
     agree = in_step if STAGED else as_is  # `syncwarp` follows where C is staged
 
     @device_function
-    def read_fragments(tiles, a_at, b_at, p, a_frag, b_frag):
-        """Read the fragments of the k-step p steps after the one at a_at and b_at; p is a constant."""
-        for i in range(0, TM, 4):
-            values = shared_load4(tiles, uint32(a_at + 4 * (p * A_PITCH + i * LANES_M)))
-            a_frag[i], a_frag[i + 1], a_frag[i + 2], a_frag[i + 3] = values
-        for j in range(0, TN, 4):
-            values = shared_load4(tiles, uint32(b_at + 4 * (p * B_PITCH + j * LANES_N)))
-            b_frag[j], b_frag[j + 1], b_frag[j + 2], b_frag[j + 3] = values
-
-    @device_function
     def step(tiles, a_at, b_at, p, a_now, b_now, a_next, b_next, acc):
         """Multiply the fragments of one k-step while those of the next are read."""
         read_fragments(tiles, a_at, b_at, p, a_next, b_next)
         multiply(a_now, b_now, acc)
-
-    @device_function
-    def fetch(to_a, to_b, part):
-        """Start loading a part of both tiles; `part` is a constant."""
-        if part < B_PARTS:
-            fetch_b(*to_b, part)
-        if part < A_PARTS:
-            fetch_a(*to_a, part)
-
-    @device_function
-    def add_slices(tiles, start, tid, acc):
-        """Add the sums of all slices, of one half to those of the other until the first slice has them."""
-        half = uint32(SLICES // 2 * TILE_THREADS)  # threads
-        while half >= uint32(TILE_THREADS):
-            cuda.syncthreads()  # all threads have read the last fragments, or sums, before others overwrite them
-            if tid >= half and tid < uint32(2 * half):
-                at = uint32(start + 16 * (tid - half))
-                for i in range(TM):
-                    for j in range(0, TN, 4):
-                        four = acc[i, j], acc[i, j + 1], acc[i, j + 2], acc[i, j + 3]
-                        shared_store4(tiles, uint32(at + 4 * STORING * (i * TN + j)), four)
-            cuda.syncthreads()  # the sums of one half are stored before the other reads them
-            if tid < half:
-                at = uint32(start + 16 * tid)
-                for i in range(TM):
-                    for j in range(0, TN, 4):
-                        four = shared_load4(tiles, uint32(at + 4 * STORING * (i * TN + j)))
-                        acc[i, j] += four[0]
-                        acc[i, j + 1] += four[1]
-                        acc[i, j + 2] += four[2]
-                        acc[i, j + 3] += four[3]
-            half = uint32(half // 2)
 
     @cuda.jit(**hardware_only(launch_bounds=BOUNDS))
     def stream_k(alpha, a, b, beta, c, partition, vectors):
