@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..device.units import WARP
 from . import patches
 from .kernel_view import Shared
+from .threads import WARP_SIZE
 
 
 class _Cuda(patches.SimulatedModule):
@@ -35,11 +35,11 @@ class _Cuda(patches.SimulatedModule):
     def syncwarp(self, mask: int = 0xFFFFFFFF) -> None:
         """Wait for all threads of the warp, which must all call this."""
         thread: Any = threading.current_thread()
-        warp = thread.thread_id // WARP
+        warp = thread.thread_id // WARP_SIZE
         with self.changed:
             turn = self.turns[warp]
             self.arrived[warp] += 1
-            if self.arrived[warp] == min(WARP, self.threads - WARP * warp):
+            if self.arrived[warp] == min(WARP_SIZE, self.threads - WARP_SIZE * warp):
                 self.arrived[warp], self.turns[warp] = 0, turn + 1
                 self.changed.notify_all()
             while self.turns[warp] == turn:
