@@ -20,6 +20,9 @@ def covers(access: str, extent: int, bk: int, threads: int) -> bool:
 
 
 def vectors_per_row(bk: int, threads: int) -> int:
-    """Return how many vectors along k a warp loads of each row of a tile: all, or four of 8, 12, ... vectors."""
+    """Return the number of vectors along k that a warp loads of each row of a tile: all, or four of 8, 12 and so on.
+
+    It is four only if the warps of a block can divide the rows evenly.
+    """
     vectors = bk // 4
     return 4 if vectors > 4 and vectors % 4 == 0 and threads % (8 * vectors) == 0 else vectors

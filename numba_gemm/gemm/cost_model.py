@@ -187,9 +187,9 @@ class Costs:
             (rate.alone**OVERLAP + (4 * ceil(resident * warps / 4) / warps * full) ** OVERLAP) ** (1 / OVERLAP)
             for resident in range(rate.resident + 1)
         ]
-        # Terms beyond k that a k-tile leaves out at most; and the clocks of a k-tile that hide no wait, which become
-        # fewer with its terms.
-        step, before = 2 * config.lanes_k, 0 if vectors else BEFORE_LOOP  # terms of a pair of k-steps of all slices
+        # Terms beyond k that a k-tile leaves out: a pair of k-steps of every slice at a time, and at most. Then the
+        # clocks of a k-tile that hide no wait, which become fewer with its terms.
+        step, before = 2 * config.lanes_k, 0 if vectors else BEFORE_LOOP
         self._left_out = step, step * most_left_out(config, before) if stage.name == "stream_k" else 0
         self._saved = self._k_tile
         if not stage.undivided:
