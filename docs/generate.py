@@ -46,6 +46,7 @@ GENERATORS: dict[str, Callable[[Published], str]] = {
     "energy": energy_page.energy,
     "streamed": tables.streamed,
     "random_products": random_shapes.random_products,
+    "batches": random_shapes.batches,
     "choices": random_shapes.choices,
     "router_gates": random_shapes.router_gates,
     "distributed": several_gpus.distributed,

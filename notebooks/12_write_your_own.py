@@ -69,7 +69,8 @@ folder = Path(tempfile.mkdtemp())  # where your stage is saved
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.store import axpby
-from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig, require
+from numba_gemm.kernels.ladder.stage import LadderStage
+from numba_gemm.kernels.ladder.tile_config import TileConfig, require
 
 
 def build(config, aligned):

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from blocks.published import Published, missed, source
+from numba_gemm.lab.bench import batches as batched
 from numba_gemm.lab.bench import choices as models_choices
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.random_products import LEAST, RANDOM_PRODUCTS, ROUTER_GATES
@@ -58,6 +59,33 @@ def described(row: Mapping[str, Any], ratio: str) -> str:
     """Return a random shape in words, with its ratio."""
     shape = f"{Shape(row['m'], row['n'], row['k'])} {row['layout']}"
     return f"`{shape}{'' if row['aligned'] else ' unaligned'}`: {significant(row[ratio])}"
+
+
+def batches(found: Published) -> str:
+    """Table of the speeds of batches of square matrices, and a sentence on random ones."""
+    rows, how = found.measured("batches")
+    frame = pd.DataFrame(rows)
+    drawn = frame[frame["drawn"]]
+    lines = []
+    for row in frame[~frame["drawn"]].to_dict("records"):
+        us = [significant(row[f"{name}_us"]) for name in ("cublas", "ieee")]
+        bandwidth = batched.Batch(row["matrices"], row["m"], row["n"], row["k"], row["layout"]).bytes / row["ieee_us"]
+        extents = f"{row['matrices']:,}", f"{row['m']}x{row['n']}x{row['k']}"
+        lines.append([*extents, *us, significant(row["ieee_ratio"]), f"{bandwidth * 1e-6:.2f}", f"`{row['stage']}`"])
+    headers = ["matrices", "of", "cuBLAS, us", "`tiled_sgemm`, us", "ratio", "TB/s", "its choice"]
+    made = Table("", headers, lines, left=[headers[1], headers[-1]]).markdown()
+    below = drawn[drawn["ieee_ratio"] < LEAST["ieee_ratio"]].sort_values("ieee_ratio")
+    calls = geometric_mean(drawn["cublas_call_us"] / drawn["ieee_call_us"])
+    named = [
+        f"{row['matrices']:,} of `{row['m']}x{row['n']}x{row['k']} {row['layout']}` {significant(row['ieee_ratio'])}"
+        for row in below.to_dict("records")
+    ]
+    said = (
+        f"{len(drawn)} random batches: {significant(geometric_mean(drawn['ieee_ratio']))} of cuBLAS's speed in the "
+        f"geometric mean, {significant(calls)} as plain calls; below {LEAST['ieee_ratio']}: "
+        f"{'; '.join(named) or 'none'}."
+    )
+    return "\n\n".join([made, said, missed(batched.EXPERIMENT.claims(frame)), source(how)])
 
 
 @on_each_gpu

@@ -135,6 +135,10 @@ if SIMULATOR:
         """Read two consecutive floats in one 64-bit access."""
         return read_run(matrix, _run(matrix, address, 2))
 
+    def global_load4(matrix, address):
+        """Read four consecutive floats in one 128-bit access."""
+        return read_run(matrix, _run(matrix, address, 4))
+
     def global_store(matrix, address, values):
         """Write two or four consecutive floats in one access."""
         write_run(matrix, _run(matrix, address, len(values)), values)
@@ -218,7 +222,7 @@ else:
         return intrinsic(load)
 
     shared_load4, shared_load2 = _load(4, 3, types.uint32), _load(2, 3, types.uint32)
-    global_load1, global_load2 = _load(1, 1, types.int64), _load(2, 1, types.int64)
+    global_load1, global_load2, global_load4 = (_load(count, 1, types.int64) for count in (1, 2, 4))
 
     @intrinsic
     def shared_load1(typingctx, array, address):

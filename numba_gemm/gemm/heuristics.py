@@ -324,7 +324,9 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
         text += f" among {choice.partition.blocks * wanted.matrices // rest} blocks along K"
     elif choice.partition is not None:
         k_tiles = ceil_div(turned.k, choice.config.BK) or 1
-        if choice.partition.whole == tiles:
+        if choice.config.tiles > 1:
+            text += f", {choice.config.tiles} per block ({choice.partition.blocks})"
+        elif choice.partition.whole == tiles:
             text += f", one block each ({choice.partition.blocks})"
         else:
             each = (tiles - choice.partition.whole) * k_tiles / choice.partition.blocks

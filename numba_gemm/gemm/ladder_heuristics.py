@@ -9,7 +9,8 @@ from functools import lru_cache
 from math import gcd, inf
 
 from ..kernels.ladder import STAGES as LADDER
-from ..kernels.ladder.stage import FEW_TERMS, LadderStage, TileConfig, compensates
+from ..kernels.ladder.stage import FEW_TERMS, LadderStage, compensates
+from ..kernels.ladder.tile_config import TileConfig
 from ..kernels.stage import IEEE, Partition, Stage
 from . import cost_model
 from .cost_model import DIRECT, LAUNCH, MEMORY_OVERLAP, Costs, Way, memory_clocks
@@ -24,6 +25,8 @@ FEW_COLUMNS = 32  # up to which configurations for a C of few columns are consid
 TILES_ALONG, THIN_COLUMNS, THIN_ELEMENTS = 8, 64, 1 << 18
 # If C has few rows or columns, tiles of `stream_k` are considered of which it fills this part of the rows and columns.
 FILLED = 1 / 8
+# Batches for which `SMALL` is considered: elements of C of each matrix, and terms of a sum.
+SMALL, SMALL_ELEMENTS, SMALL_TERMS = "small_matrices", 1 << 12, 128
 SHORT_TERMS = 32  # of a sum, up to which `short_sums` is considered
 # In float32, `DIRECT` is considered for a C of few elements, whose sums are short, without batch or epilogue.
 DIRECT_ELEMENTS, DIRECT_TERMS = 1 << 17, 24
@@ -50,14 +53,14 @@ def rated(cc: tuple[int, int]) -> tuple[tuple[LadderStage, TileConfig], ...]:
 @lru_cache(maxsize=16)
 def common_divisor(cc: tuple[int, int]) -> int:
     """Return the largest number that divides all extents of C's tiles, but for a C of few columns."""
-    configs = [one for stage, one in rated(cc) if stage.name != DIRECT and not is_narrow(stage, one)]
+    configs = [one for stage, one in rated(cc) if stage.name not in (DIRECT, SMALL) and not is_narrow(stage, one)]
     return gcd(*(config.BM for config in configs), *(config.BN for config in configs))
 
 
 def is_narrow(stage: Stage, config: TileConfig) -> bool:
     """Return True if a configuration is worth considering for a C of few columns or few elements only."""
     few = config.BN <= FEW_COLUMNS // 2 or config.BN == FEW_COLUMNS < config.BM
-    return stage.name == "thin" or (few and config.TN > 1)
+    return stage.name == "thin" or (few and config.TN > 1 and config.tiles == 1)
 
 
 class Considered:
@@ -100,7 +103,7 @@ class Considered:
         several = costs.in_groups and config.BN > 1 and not compensated
         self.costs, self.along = costs, None if several else costs.rate.along
         self.few_elements = THIN_ELEMENTS if several else 0
-        self.most_terms, self.most_elements = config.BK if stage.undivided else inf, inf
+        self.most_terms, self.most_elements = config.BK if stage.undivided and config.tiles == 1 else inf, inf
         if costs.direct:
             self.most_terms, self.most_elements = DIRECT_TERMS, DIRECT_ELEMENTS
         self.most_columns = inf
@@ -123,9 +126,15 @@ def considered_of(
     compensated: bool = False,
     a_along: bool = True,
     b_along: bool = False,
+    small: int = 0,
 ) -> tuple[Considered, ...]:
-    """Return all candidates on a device, or one stage's, for a layout of A and B."""
+    """Return all candidates on a device, or one stage's, for a layout of A and B.
+
+    With `small`, those of `SMALL` are among them: if it is 1, those of one column, and if it is 4, all of them.
+    """
     found = rated(cc) if only is None else [(only, config) for config in only.configs]
+    if only is None:
+        found = [one for one in found if one[0].name != SMALL or small >= one[1].TN]
     rates = (
         (stage, config, rate_of(stage, config), partial_vectors if config.in_lanes else vectors)
         for stage, config in found
@@ -168,6 +177,7 @@ def _ladder_candidates(wanted: Problem, only: Stage | None) -> list[Candidate]:
     compensated = wanted.precision != IEEE and k > FEW_TERMS
     elements, sliced = matrices * m * n, matrices * (m * k + k * n) < SLICED_ELEMENTS
     directly = elements if matrices == 1 and not wanted.epilogue and wanted.precision == IEEE else inf
+    small = matrices > 1 and m * n <= SMALL_ELEMENTS and k <= SMALL_TERMS
     vectors = wanted.a_vectors and wanted.b_vectors, wanted.partial_vectors, stores_vectors
     common = stage, wanted.cc, wanted.sm_count, *vectors, compensated
     turns = [(False, m, n, wanted.a_along, wanted.b_along, as_is)]
@@ -175,7 +185,8 @@ def _ladder_candidates(wanted: Problem, only: Stage | None) -> list[Candidate]:
         turns.append((True, n, m, wanted.b_along, wanted.a_along, transposed))
     found = []
     for swapped, rows, cols, a_along, b_along, in_bytes in turns:
-        for i, one in enumerate(considered_of(*common, a_along, b_along)):
+        in_vectors = 4 if stores_vectors and swapped is wanted.by_columns and cols % 4 == 0 else 1
+        for i, one in enumerate(considered_of(*common, a_along, b_along, in_vectors if small else 0)):
             if one.sliced is not None and one.sliced != sliced:
                 continue
             if only is None:
@@ -188,7 +199,7 @@ def _ladder_candidates(wanted: Problem, only: Stage | None) -> list[Candidate]:
             costs = one.costs
             if swapped and not (costs.direct or costs.divides):
                 continue
-            bound = memory * costs.bytes_factor if costs.in_groups else in_bytes
+            bound = memory * costs.bytes_factor if costs.in_any_order else in_bytes
             least, tiles, k_tiles, bound, arrival = costs.least(
                 rows, cols, k, matrices, bound, swapped is not wanted.by_columns
             )

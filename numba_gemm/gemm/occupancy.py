@@ -6,7 +6,8 @@ from math import prod
 from typing import Any
 
 from ..kernels import STAGES
-from ..kernels.ladder.stage import LadderStage, TileConfig
+from ..kernels.ladder.stage import LadderStage
+from ..kernels.ladder.tile_config import TileConfig
 from ..kernels.product import Product, dense
 from ..kernels.stage import IEEE, Stage
 from ..kernels.step import Kernel

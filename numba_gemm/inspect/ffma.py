@@ -33,7 +33,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..device.outer_product import ORDERS
-from ..kernels.ladder.stage import LadderStage, TileConfig
+from ..kernels.ladder.stage import LadderStage
+from ..kernels.ladder.tile_config import TileConfig
 from .report import compiled
 from .sass import Instruction, loops, main_loop
 

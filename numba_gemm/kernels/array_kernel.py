@@ -14,7 +14,8 @@ from ..simulator.numba_kernel import NumbaKernel
 from ..simulator.patches import python_function
 from ..simulator.switch import SIMULATOR, device_function, hardware_only
 from .ladder.partitions import PartitionLayout
-from .ladder.stage import TileConfig, Variant
+from .ladder.stage import Variant
+from .ladder.tile_config import TileConfig
 
 NO_CODE = b".version 7.0\n.target sm_75\n.address_size 64\n"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any, NamedTuple
 
+from ..device.units import ceil_div
 from ..typing import LadderStageName
 from .ladder import STAGES, TileConfig
 from .ladder.partitions import default_partition
@@ -119,7 +120,7 @@ def launchable(
     grid: tuple[int, ...] = record.grid(config, m, n)
     division = None
     if record.schedule is not None:
-        tiles = grid[0] * grid[1]
+        tiles = ceil_div(grid[0] * grid[1], config.tiles)
         partition = Partition(tiles, tiles)
         if blocks is not None:
             partition = default_partition(config, product, index("blocks", blocks, 1))

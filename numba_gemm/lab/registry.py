@@ -33,6 +33,7 @@ EXPERIMENTS = {
     "transformer_step": "bench.transformer:STEP",
     "training": "bench.transformer:TRAINING",
     "random_products": "bench.random_products:RANDOM_PRODUCTS",
+    "batches": "bench.batches:EXPERIMENT",
     "router_gates": "bench.random_products:ROUTER_GATES",
     "choices": "bench.choices:EXPERIMENT",
     "torch_calls": "bench.torch_calls:EXPERIMENT",

@@ -19,7 +19,7 @@ from ..device.units import FLOAT32_BYTES, WARP, ceil_div
 from . import requests
 
 if TYPE_CHECKING:
-    from ..kernels.ladder.stage import TileConfig
+    from ..kernels.ladder.tile_config import TileConfig
 
 __all__ = ["Access", "k_tile"]
 
@@ -257,6 +257,16 @@ def _short_sums(config: TileConfig, warp: _Warp) -> Accesses:
         yield warp.load(p * b_pitch + warp.tid, 1)
 
 
+def _small_matrices(config: TileConfig, warp: _Warp) -> Accesses:
+    across, width = ceil_div(warp.ldb, config.TN), _widest(config.TN)
+    row, col = warp.tid // across * config.TM, warp.tid % across * config.TN
+    for i in range(config.TM):
+        yield warp.a(row + i, 0, 4)
+    for p in range(config.BK):
+        for j in range(0, config.TN, width):
+            yield warp.b(p, col + j, width)
+
+
 def _thin(config: TileConfig, warp: _Warp) -> Accesses:
     BN, BK, TM, TN, lanes = config.BN, config.BK, config.TM, config.TN, config.lanes_k
     group, lane = warp.tid // lanes, warp.tid % lanes
@@ -285,7 +295,7 @@ def _thin(config: TileConfig, warp: _Warp) -> Accesses:
                 yield warp.load((k // 4 + lane) * (4 * BN + 4) + q * BN + col + j, 4)
 
 
-# Function that models each stage's accesses in a k-tile, by the stage's name; in a k-step, without shared tiles.
+# Function that models each stage's accesses in a k-tile, by the stage's name; in a k-step, of those of `UNTILED`.
 WAYS: dict[str, Way] = {
     "naive": _naive,
     "coalesced": _coalesced,
@@ -303,6 +313,7 @@ WAYS: dict[str, Way] = {
     "basic_stream_k": _async_copy,
     "stream_k": _stream_k,
     "short_sums": _short_sums,
+    "small_matrices": _small_matrices,
     "thin": _thin,
 }
 

@@ -10,7 +10,8 @@ from .requests import LINE_BYTES
 from .traffic import Traffic, traffic
 
 if TYPE_CHECKING:
-    from ..kernels.ladder.stage import LadderStage, TileConfig
+    from ..kernels.ladder.stage import LadderStage
+    from ..kernels.ladder.tile_config import TileConfig
 
 __all__ = ["Ceilings", "Prediction", "predict", "theoretical_ceilings"]
 

@@ -22,7 +22,8 @@ from .accesses import UNTILED, Access, k_tile
 from .roofline import gemm_bytes, gemm_flops
 
 if TYPE_CHECKING:
-    from ..kernels.ladder.stage import LadderStage, TileConfig
+    from ..kernels.ladder.stage import LadderStage
+    from ..kernels.ladder.tile_config import TileConfig
 
 __all__ = [
     "Traffic",
@@ -150,8 +151,15 @@ def traffic(stage: LadderStage, config: TileConfig, m: int, n: int, k: int, *, i
     """
     if min(m, n, k) < 1:
         raise ValueError(f"m, n, k are {m}, {n}, {k}; expected extents from 1 on; other products move nothing")
-    accesses, tiled = k_tile(stage.name, config, k, n), stage.name not in UNTILED
-    if tiled:
+    accesses, tiled = k_tile(stage.name, config, k, n), stage.name not in UNTILED and config.tiles == 1
+    if config.tiles > 1:  # one per thread, along the rows of C
+        down, across = ceil_div(m, config.BM), ceil_div(n, config.BN)
+        turns = ceil_div(down * across, WARP) * ceil_div(k, config.BK)
+        ffma = turns * config.BM * config.BN * config.BK
+        BM, BN = max(MOST_THREADS // across, 1) * config.BM, min(across, MOST_THREADS) * config.BN
+        requested, from_l2 = tiled_reads_exact(m, n, k, config.BM, config.BN), tiled_reads_exact(m, n, k, BM, BN)
+        read = written = 0
+    elif tiled:
         BM, BN = config.BM, config.BN
         turns = ceil_div(m, BM) * ceil_div(n, BN) * ceil_div(k, config.BK)
         ffma = turns * ceil_div(config.threads, WARP) * config.TM * config.TN * (config.BK // config.lanes_k)

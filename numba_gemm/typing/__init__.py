@@ -71,6 +71,7 @@ LadderStageName: TypeAlias = Literal[
     "basic_stream_k",
     "stream_k",
     "short_sums",
+    "small_matrices",
     "thin",
 ]
 """Name of a stage of the FP32 ladder."""

@@ -122,6 +122,30 @@ def test_choices(found, monkeypatch):
     assert text.count("- choices in ieee take at most") == 2
 
 
+def test_batches(found):
+    published, add = found
+    add(
+        "batches",
+        matrices=[65536, 1000, 10],
+        m=[4, 5, 6],
+        n=[4, 7, 8],
+        k=[4, 1, 2],
+        layout=["NN", "TN", "NT"],
+        drawn=[False, True, True],
+        stage=["small_matrices", "thin", "thin"],
+        cublas_us=[90.0, 4.0, 8.0],
+        ieee_us=[4.0, 5.0, 4.0],
+        cublas_call_us=[95.0, 10.0, 10.0],
+        ieee_call_us=[5.0, 10.0, 2.5],
+        ieee_ratio=[22.5, 0.8, 2.0],
+    )
+    text = random_shapes.batches(published)
+    assert lines(text) == ["| 65,536 | 4x4x4 | 90 | 4 | 22.5 | 3.15 | `small_matrices` |"]
+    said = "2 random batches: 1.26 of cuBLAS's speed in the geometric mean, 2 as plain calls; below 0.9: 1,000 of"
+    assert f"{said} `5x7x1 TN` 0.8." in text
+    assert "- float32 has at least 0.9 of cuBLAS's speed at every random batch" in text
+
+
 def test_router_gates_of_two_runs(found, monkeypatch):
     published, add = found
     monkeypatch.setattr(random_shapes, "FOLDERS", ("", "."))

@@ -17,7 +17,7 @@ from numba_gemm.device.outer_product import ORDERS, outer_product
 from numba_gemm.inspect import ffma, sass
 from numba_gemm.inspect.register_tile import RegisterTile, waits_on_maxwell
 from numba_gemm.kernels.ladder import STAGES, TileConfig
-from numba_gemm.kernels.ladder.stage import DEFAULT_ORDER
+from numba_gemm.kernels.ladder.tile_config import DEFAULT_ORDER
 from numba_gemm.simulator.switch import SIMULATOR
 
 # Two nested loops, as nvdisasm prints them: a tile loop that copies, a k loop that multiplies. The jump to itself that

@@ -26,7 +26,7 @@ SHARED = ("basic_stream_k", "stream_k", "thin")  # stages that share tiles
 TURNS = ("stream_k", "thin")  # stages that count tiles, not terms
 TILED = [name for name in STAGES if name not in ("naive", "coalesced", "snake_order")]  # one stage for each module
 
-OWN_LOOPS = ("async_copy", "short_sums", *SHARED)  # stages whose loop along k is another one
+OWN_LOOPS = ("async_copy", "short_sums", "small_matrices", *SHARED)  # stages whose loop along k is another one
 
 UNWRITTEN = np.uint32(0x7FC0DEAD)  # a NaN that no sum is: what lies outside of C may be one
 
@@ -405,6 +405,22 @@ MUTATIONS = [
     ("short_sums", "stage", "uint32(down * uint32(partition.cols))", "uint32(down)", 0),
     ("short_sums", "stage", "i1 * partition.a_middle", "i0 * partition.a_middle", 0),
     ("short_sums", "stage", "uint32(b_at + 4 * p * B_PITCH)", "uint32(b_at)", 0),
+    # matrices, rows, columns and terms of small_matrices
+    ("small_matrices", "stage", "index < uint32(of_matrix * uint32(partition.matrices))", "True", 0),
+    ("small_matrices", "stage", "uint32(index - uint32(member * of_matrix))", "index", 0),
+    ("small_matrices", "stage", "i1 * partition.a_middle", "i0 * partition.a_middle", 0),
+    ("small_matrices", "stage", "i2 * partition.b_inner", "i0 * partition.b_inner", 0),
+    ("small_matrices", "stage", "int64(uint32(index - uint32(down * cols)))", "int64(index)", 0),
+    ("small_matrices", "stage", "min(int64(i), x.shape[0] - 1 - row)", "int64(i)", 0),
+    ("small_matrices", "stage", "min(int64(j), y.shape[0] - 1 - col)", "int64(j)", 0),
+    ("small_matrices", "stage", "at + p * col_step(y)", "at", 0),
+    ("small_matrices", "stage", "at + 3 * step", "at + 2 * step", 0),
+    ("small_matrices", "stage", "a_at + TERMS * col_step(x)", "a_at", 0),
+    ("small_matrices", "stage", "b_at + TERMS * col_step(y)", "b_at + col_step(y)", 0),
+    ("small_matrices", "stage", "while left > uint32(0)", "while left > uint32(1)", 0),
+    ("small_matrices", "stage", "b_at + b_columns[j]", "b_at", 0),
+    ("small_matrices", "stage", "z, row + i, col, alpha", "z, row, col, alpha", 0),
+    ("small_matrices", "stage", "row + i, col + j", "row + i, col", 0),
     (
         "thin",
         "store",

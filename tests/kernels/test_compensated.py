@@ -17,7 +17,8 @@ if not SIMULATOR:
 
 import numba_gemm
 from numba_gemm.kernels.ladder import STAGES, _lanes, _moving
-from numba_gemm.kernels.ladder.stage import FEW_TERMS, TileConfig, compensates
+from numba_gemm.kernels.ladder.stage import FEW_TERMS, compensates
+from numba_gemm.kernels.ladder.tile_config import TileConfig
 from numba_gemm.kernels.product import Product, dense
 from numba_gemm.kernels.stage import Gpu, Partition
 from numba_gemm.runtime import launch

@@ -19,7 +19,8 @@ from support.offline import CompilerProcess, offline
 from numba_gemm.device.access import covers
 from numba_gemm.gemm.ladder_rates import RATES
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import MOST_PARTIAL, TileConfig, Variant, compensates, covering
+from numba_gemm.kernels.ladder.stage import MOST_PARTIAL, Variant, compensates, covering
+from numba_gemm.kernels.ladder.tile_config import TileConfig
 from numba_gemm.kernels.stage import Stage
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 

@@ -16,7 +16,8 @@ if not SIMULATOR:
 
 from numba_gemm.device.partition import PartitionArguments
 from numba_gemm.kernels.ladder import STAGES, _lanes, thin
-from numba_gemm.kernels.ladder.stage import TileConfig, Variant, covering
+from numba_gemm.kernels.ladder.stage import Variant, covering
+from numba_gemm.kernels.ladder.tile_config import TileConfig
 from numba_gemm.kernels.product import Product, dense
 from numba_gemm.kernels.stage import Gpu, Partition
 from numba_gemm.simulator import scheduler

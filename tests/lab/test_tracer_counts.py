@@ -22,7 +22,8 @@ def counts():
 
 def test_all_stages_were_counted_in_their_configurations(counts):
     counted = set(zip(counts["stage"], counts["config"], strict=True))
-    there = {(name, stage.configs[0].name) for name, stage in STAGES.items() if name != "short_sums"}  # not counted yet
+    not_counted = "short_sums", "small_matrices"  # not yet
+    there = {(name, stage.configs[0].name) for name, stage in STAGES.items() if name not in not_counted}
     assert there == counted
 
 

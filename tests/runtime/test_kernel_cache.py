@@ -31,7 +31,8 @@ import numba_gemm
 from numba_gemm.gemm import heuristics, precompile
 from numba_gemm.gemm import precision as precisions
 from numba_gemm.kernels import STAGES
-from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig, Variant
+from numba_gemm.kernels.ladder.stage import LadderStage, Variant
+from numba_gemm.kernels.ladder.tile_config import TileConfig
 from numba_gemm.kernels.product import Product, dense
 from numba_gemm.kernels.step import Kernel
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TensorVariant

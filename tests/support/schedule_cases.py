@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig, Variant, variant_of
+from numba_gemm.kernels.ladder.stage import LadderStage, Variant, variant_of
+from numba_gemm.kernels.ladder.tile_config import TileConfig
 from numba_gemm.kernels.product import ONE, Batch
 from numba_gemm.kernels.stage import IEEE, Partition
 from numba_gemm.models.accuracy import compare, reference

@@ -3,7 +3,8 @@
 from ..code import Code
 from ..stage import IEEE
 from .partitions import partition_layout
-from .stage import DEFAULT_ORDER, LadderStage, TileConfig
+from .stage import LadderStage
+from .tile_config import DEFAULT_ORDER, TileConfig
 
 
 def _large(BM, BN, BK, TM, TN, WM, WN, order=DEFAULT_ORDER, min_blocks=0):
@@ -30,6 +31,11 @@ def _moving(BM, BN, BK, TM, TN, WM, WN, min_blocks=0, slices=1):
 def _one_tile(BM, BN, BK, TM, min_blocks=0):
     """Return tiles of `short_sums`: a thread has one column, and shared memory one tile of A and B."""
     return TileConfig(BM, BN, BK, TM, 1, pad=4, pad_b=4, dynamic=True, min_blocks=min_blocks)
+
+
+def _each_thread(TM, TN, threads, min_blocks=0):
+    """Return tiles of `small_matrices`: each thread has one, and four terms at a time."""
+    return TileConfig(TM, TN, 4, TM, TN, min_blocks=min_blocks, tiles=threads)
 
 
 def _lanes(BM, BN, TM, TN, lanes, steps=1, slots=3, min_blocks=0):
@@ -212,6 +218,20 @@ RECORDS = (
         min_cc=(8, 0),
     ),
     LadderStage(
+        name="small_matrices",
+        summary="batches of small matrices: each thread reads and multiplies its own rows and columns of one of them",
+        build=Code("ladder.small_matrices"),
+        configs=(
+            _each_thread(2, 4, 256),
+            _each_thread(4, 1, 256),
+            _each_thread(1, 1, 256),
+        ),
+        test_config=_each_thread(2, 4, 64),
+        schedule=partition_layout,
+        undivided=True,
+        min_cc=(8, 0),
+    ),
+    LadderStage(
         name="thin",
         summary="lanes along k, for a C of few rows or columns",
         build=Code("ladder.thin"),
@@ -243,6 +263,6 @@ RECORDS = (
     ),
 )
 STAGES: dict[str, LadderStage] = {stage.name: stage for stage in RECORDS}
-ASIDE = ("short_sums", "thin")  # for other shapes than the ladder's, so no steps of it
+ASIDE = ("short_sums", "small_matrices", "thin")  # for other shapes than the ladder's, so no steps of it
 
 __all__ = ["ASIDE", "STAGES", "LadderStage", "TileConfig"]

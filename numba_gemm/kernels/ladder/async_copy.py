@@ -35,7 +35,8 @@ from ...device.store import row_store
 from ...device.units import WARP
 from ...device.vector import fetch4_any
 from ...simulator.switch import device_function, hardware_only
-from .stage import ANY, WHOLE, require
+from .stage import ANY, WHOLE
+from .tile_config import require
 
 
 def main_loop(config, fit):

@@ -20,7 +20,8 @@ from numba import cuda, float32, uint32
 from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from ..stage import vector_copies
-from .stage import ANY, require
+from .stage import ANY
+from .tile_config import require
 
 HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others store k = 4..7
 

@@ -33,7 +33,8 @@ from ...device.units import WARP
 from ...device.vector import fetch4_any
 from ...simulator.switch import device_function, hardware_only
 from ..stage import vector_copies
-from .stage import ANY, WHOLE, require
+from .stage import ANY, WHOLE
+from .tile_config import require
 
 
 def build(config, fit):

@@ -116,7 +116,7 @@ def partition_layout(config: Any, m: int, n: int, k: int, batch: Batch, partitio
         if there are fewer tiles than `partition` says, or too many k-tiles to divide them.
     """
     rows, cols, matrices = -(-m // config.BM), -(-n // config.BN), batch.matrices  # as in `own_launches`
-    tiles, k_tiles = rows * cols * matrices, -(-k // config.BK) or 1
+    tiles, k_tiles = -(-rows * cols * matrices // config.tiles), -(-k // config.BK) or 1
     divided = (tiles - partition.whole) * k_tiles
     if not 0 <= partition.whole <= tiles or divided >= MAX_LINE:
         raise ValueError(f"{partition} does not divide {tiles} tiles of {k_tiles} k-tiles")

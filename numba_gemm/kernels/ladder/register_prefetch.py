@@ -23,7 +23,8 @@ from ...device.units import WARP
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from ...simulator.switch import device_function, hardware_only
 from ..stage import vector_copies
-from .stage import ANY, require
+from .stage import ANY
+from .tile_config import require
 
 
 def build(config, fit):

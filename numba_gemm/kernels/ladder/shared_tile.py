@@ -18,7 +18,7 @@ from numba import cuda, float32, uint32
 
 from ...device.store import axpby
 from ...device.vector import fetch1
-from .stage import require
+from .tile_config import require
 
 
 def build(config, aligned):

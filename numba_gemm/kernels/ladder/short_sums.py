@@ -37,7 +37,7 @@ from ...device.store import element_store
 from ...device.tile_loader import tile_loader
 from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
-from .stage import require
+from .tile_config import require
 
 STEPS = 4  # terms per iteration; a tile has zeros where there are fewer
 

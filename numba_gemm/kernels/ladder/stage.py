@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -10,10 +9,10 @@ from operator import or_
 from typing import Any, NamedTuple
 
 from ...device.access import ACCESSES, covers
-from ...device.units import FLOAT32_BYTES, MAX_GRID_Y, OVERLAPPING, RESERVED_SHARED, VECTOR_BYTES, WARP, ceil_div
+from ...device.units import FLOAT32_BYTES, MAX_GRID_Y, OVERLAPPING, RESERVED_SHARED, VECTOR_BYTES, ceil_div
 from ..code import Code
 from ..product import Layout, Product, access_of, may_have_tails
-from ..stage import IEEE, Gpu, Partition, Piece, Stage, cut, require
+from ..stage import IEEE, Gpu, Partition, Piece, Stage, cut
 from ..step import (
     ALPHA,
     AT_A,
@@ -31,116 +30,14 @@ from ..step import (
     Word,
     Words,
 )
-from .partitions import MANY_ELEMENTS, MOST_THREADS, PartitionLayout, adds_apart, packed_extents
+from .partitions import MANY_ELEMENTS, MAX_LINE, MOST_THREADS, PartitionLayout, adds_apart, packed_extents
+from .tile_config import TileConfig
 
 AT_SCRATCH = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
 SUMS_STAGED = 32  # per thread; from here on, an unaligned C is stored faster through shared memory
 MOST_PARTIAL = 64  # sums per thread, up to which an aligned C whose rows end within a vector is stored from registers
 BUILD_ADD_PARTS = Code("ladder.add_parts")
 SIGNATURE, PLAIN_SIGNATURE = (Code("ladder.signatures", name) for name in ("signature", "plain_signature"))
-DEFAULT_ORDER = "columns"  # the fastest that was measured for thread tiles of 8x16
-
-
-@dataclass(frozen=True)
-class TileConfig:
-    """Tile extents of a stage, in elements, and quantities derived from them.
-
-    BM, BN, BK
-        block tile: a block computes BM x BN elements of C, BK terms of each sum at a time.
-    TM, TN
-        thread tile: a thread computes TM x TN of those elements.
-    WM, WN
-        warp tile: a warp computes WM x WN of them; 0 in stages that give warps no tile of their own.
-    slots
-        buffers of each shared tile.
-    pad, pad_b
-        unused floats at the end of a row of the shared A tile, and of the shared B tile where that is transposed.
-    dynamic
-        true if the tiles are in dynamic shared memory, which may exceed 48 KB.
-    min_blocks
-        blocks per SM that the compiler must leave registers for; 0 leaves it free.
-    order
-        order of a k-step's products, one of `device.outer_product.ORDERS`, in stages that are ``ordered``.
-    lanes_k
-        threads of a warp or, if warps have tiles, of different warps, that share a thread tile: each has other terms.
-    """
-
-    BM: int
-    BN: int
-    BK: int
-    TM: int = 1
-    TN: int = 1
-    WM: int = 0
-    WN: int = 0
-    slots: int = 1
-    pad: int = 0
-    dynamic: bool = False
-    min_blocks: int = 0
-    order: str = DEFAULT_ORDER
-    pad_b: int = 0
-    lanes_k: int = 1
-
-    def __hash__(self) -> int:  # of few fields: a new product is looked up by its configuration several times
-        return hash((self.BM, self.BN, self.BK, self.TM))
-
-    def __post_init__(self) -> None:
-        require(
-            self,
-            {
-                "every extent positive": min(self.BM, self.BN, self.BK, self.TM, self.TN, self.slots, self.lanes_k) > 0,
-                "pads not negative": min(self.pad, self.pad_b) >= 0,
-                "BM % TM == 0": self.BM % self.TM == 0,
-                "BN % TN == 0": self.BN % self.TN == 0,
-                "threads <= 1024": self.threads <= 1024,
-            },
-        )
-        if self.WM or self.WN:
-            require(
-                self,
-                {
-                    "BM % WM == 0": self.WM > 0 and self.BM % self.WM == 0,
-                    "BN % WN == 0": self.WN > 0 and self.BN % self.WN == 0,
-                    "WM % TM == 0": self.WM % self.TM == 0,
-                    "WN % TN == 0": self.WN % self.TN == 0,
-                    "a warp tile is 32 thread tiles": self.WM * self.WN == WARP * self.TM * self.TN,
-                },
-            )
-
-    @property
-    def threads(self) -> int:
-        """Threads per block: `lanes_k` per thread tile of the block tile."""
-        return (self.BM // self.TM) * (self.BN // self.TN) * self.lanes_k
-
-    @property
-    def in_lanes(self) -> bool:
-        """True if lanes of a warp share a thread tile."""
-        return self.lanes_k > 1 and not self.WM
-
-    @property
-    def name(self) -> str:
-        """The extents in one word: tiles of block, thread and warp, lanes, slots, an order other than the default."""
-        word = f"{self.BM}x{self.BN}x{self.BK}-{self.TM}x{self.TN}"
-        if self.WM:
-            word += f"-w{self.WM}x{self.WN}"
-        word += f"-k{self.lanes_k}" * (self.lanes_k > 1) + f"-s{self.slots}" * (self.slots > 1)
-        return word if self.order == DEFAULT_ORDER else f"{word}-{self.order}"
-
-    @property
-    def dynamic_shared(self) -> int:
-        """Bytes of dynamic shared memory that a launch must ask for."""
-        if not self.dynamic:
-            return 0
-        return FLOAT32_BYTES * self.slots * self.BK * (self.BM + self.pad + self.BN + self.pad_b)
-
-    @property
-    def launch_bounds(self) -> tuple[int, ...]:
-        """Launch bounds for the compiler: threads per block and, if set, blocks per SM."""
-        return (self.threads, self.min_blocks) if self.min_blocks else (self.threads,)
-
-    def replace(self, **changes: Any) -> TileConfig:
-        """Return a copy with some extents changed."""
-        return dataclasses.replace(self, **changes)
-
 
 ANY, ALIGNED, WHOLE = range(3)  # guarantees to a kernel of a stage without a schedule
 FITS = ("any", "aligned", "whole")
@@ -211,6 +108,8 @@ def copies_floats(config: TileConfig) -> bool:
 def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     """Return the fastest variant that these operands allow."""
     batch, x, y, in_lanes = product.batch, product.a, product.b.transposed, config.in_lanes
+    if config.tiles > 1:
+        return _direct_variant_of(config, product)
     of_a, of_b = covering(config, config.BM), covering(config, config.BN)
     if in_lanes and config.BM == 1:  # a row of a large A
         of_a = ("along4", *of_a)
@@ -235,6 +134,19 @@ def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
         aligned = partial = False
     compensated = precision != IEEE and product.k > FEW_TERMS
     return Variant(a, b, aligned or partial, product.epilogue, len(product.vectors), compensated, partial, tails)
+
+
+def _direct_variant_of(config: TileConfig, product: Product) -> Variant:
+    """Return the fastest variant of `small_matrices`, whose threads read vectors of rows of A and rows or columns of B.
+
+    Terms beyond the last vector are read one by one, and columns of B are whole vectors, or read one by one.
+    """
+    batch, x, y, c = product.batch, product.a, product.b.transposed, product.c
+    a, b = access_of(("along4",), x, reduce(or_, batch.a), True), access_of(("along4",), y, reduce(or_, batch.b), True)
+    if config.TN == 4 and b == "any":
+        b = access_of(("across4",), y, reduce(or_, batch.b))
+    aligned = config.TN == 4 and c.cols % 4 == 0 and c.aligned_rows and reduce(or_, batch.c) % VECTOR_BYTES == 0
+    return Variant(a, b, aligned, product.epilogue, len(product.vectors))
 
 
 @lru_cache(maxsize=256)
@@ -356,8 +268,11 @@ class LadderStage(Stage):
         compensated = isinstance(kernel.variant, Variant) and kernel.variant.compensated
         # Rounded up in place, without calls, since each new shape waits for this.
         tiles = -(-product.m // config.BM) * -(-product.n // config.BN) * product.batch.matrices
-        if self.undivided or (compensated and not config.in_lanes):  # of such sums, parts cannot be added
-            partition = partition if partition.whole == tiles else Partition(tiles, tiles)
+        if self.undivided:
+            blocks = -(-tiles // config.tiles)
+            partition = Partition(blocks, blocks)
+        elif compensated and not config.in_lanes and partition.whole != tiles:  # parts of such sums cannot be added
+            partition = Partition(tiles, tiles)
         made = self.schedule(config, product.m, product.n, product.k, product.batch, partition)
         place: tuple[Word, ...] = AT_SCRATCH if made.workspace_bytes or made.counters else (0, 0)
         vectors = [Vector(i, *vector) for i, vector in enumerate(product.vectors)]
@@ -383,9 +298,12 @@ class LadderStage(Stage):
     def pieces(self, config: TileConfig, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
         """Divide a product into parts that one launch can compute: a grid has up to 65,535 blocks along y.
 
-        A scheduled stage needs no y axis, so its parts have all of C.
+        A scheduled stage needs no y axis, so its parts have all of C, unless that has more tiles than 31 bits count.
         """
         rows, cols = max(product.m, 1), max(product.n, 1)
+        if config.tiles > 1 and rows * cols * product.batch.matrices > MAX_LINE:
+            cols = min(cols, max(MAX_LINE // product.batch.matrices // config.BN, 1) * config.BN)
+            rows = max(MAX_LINE // (product.batch.matrices * cols), 1)
         if self.schedule is None and self.rows_along_x:
             cols = MAX_GRID_Y * config.BN
         elif self.schedule is None:

@@ -55,7 +55,8 @@ from ...device.units import FLOAT32_BYTES, WARP
 from ...device.warp_tile import fragment_reader, slice_adder
 from ...simulator.switch import device_function, hardware_only
 from .partitions import adds_early, most_left_out, parts_at_once
-from .stage import SUMS_STAGED, compensates, require
+from .stage import SUMS_STAGED, compensates
+from .tile_config import require
 
 SUMS_SPREAD = 64  # per thread; from here on, spreading 4-byte copies over k-steps always pays
 

@@ -19,7 +19,7 @@ Traffic: A and B once if C is one tile. If C has more rows: A once, and for B, f
 Registers and shared memory: TM*TN accumulators, twice as many in "bf16x6", and 4*TM floats of A, or up to 64 floats of
     other blocks' parts; slots*(BM + BN + 2)*BK floats at most.
 Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.66, 1.65 and
-    1.27 of a copy's bandwidth, 1.06, 2.14 and 1.66 of cuBLAS SGEMM.
+    1.28 of a copy's bandwidth, 1.06, 2.15 and 1.66 of cuBLAS SGEMM.
 Limits: within a block, the start and end of a tile do not overlap with the next tile; the other blocks of the
     multiprocessor hide that latency. Operands whose rows are not 16-byte aligned are copied float by float. "auto"
     considers this stage for a C of few rows or columns, and for any C of up to 2^18 elements.
@@ -55,7 +55,7 @@ from ...device.published import missing, published_floats
 from ...device.store import element_store
 from ...device.units import WARP, ceil_div
 from ...simulator.switch import device_function, hardware_only
-from .stage import require
+from .tile_config import require
 
 
 @lru_cache(maxsize=64)

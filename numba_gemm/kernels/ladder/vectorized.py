@@ -21,7 +21,8 @@ from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4
 from ...simulator.switch import hardware_only
 from ..stage import vector_copies
-from .stage import ANY, require
+from .stage import ANY
+from .tile_config import require
 
 
 def registers(cc):

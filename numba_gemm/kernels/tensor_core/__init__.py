@@ -1,7 +1,7 @@
 """The tensor-core ladder: products of operands that are decomposed into narrow numbers."""
 
 from ..code import Code
-from ..ladder.stage import TileConfig
+from ..ladder.tile_config import TileConfig
 from .config import NarrowRowsConfig, RowsConfig, TensorVariant, WarpConfig, WarpgroupConfig
 from .direct_stage import DirectStage
 from .fused_stage import FusedStage

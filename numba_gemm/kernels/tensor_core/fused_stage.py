@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from ...device.units import MAX_GRID_Y, ceil_div
 from ...typing import PrecisionName
 from ..code import Code
-from ..ladder.stage import TileConfig, access_of
+from ..ladder.stage import access_of
+from ..ladder.tile_config import TileConfig
 from ..product import Product
 from ..stage import Gpu, Partition, Piece, Stage, parts_of_batch
 from ..step import ALPHA, AT_A, AT_B, AT_C, BETA, Kernel, Launches, MatrixAt, Step, Vector, Words

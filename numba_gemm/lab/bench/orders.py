@@ -11,7 +11,8 @@ import pandas as pd
 
 from numba_gemm.inspect import ffma
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
+from numba_gemm.kernels.ladder.stage import LadderStage
+from numba_gemm.kernels.ladder.tile_config import TileConfig
 from numba_gemm.lab.bench.buffers import choose_library
 from numba_gemm.lab.bench.cases import DEFAULT_SHAPE, Shape
 from numba_gemm.lab.bench.contenders import cublas, stage_contender

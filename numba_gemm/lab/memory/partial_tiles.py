@@ -8,7 +8,7 @@ import pandas as pd
 from numba_gemm.device.units import ceil_div
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import TileConfig
+from numba_gemm.kernels.ladder.tile_config import TileConfig
 from numba_gemm.lab.bench.buffers import DeviceBuffers, Reference, call_on_nan, choose_library
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.harness.pictures import bars, panels

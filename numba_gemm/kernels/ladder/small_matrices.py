@@ -1,0 +1,126 @@
+"""small_matrices: batches of matrices of a few rows and columns, several of them per block.
+
+Bottleneck before: short_sums and thin give a block one tile of one matrix. Of a batch of 8x8 matrices, a tile of 32x32
+    uses a sixteenth, and a multiprocessor starts, fills and ends a block for each matrix: cuBLAS does, too.
+Idea: thread tiles of all matrices form one line, and a block takes the next ones, whichever matrices they are of. There
+    is no shared memory: a thread reads its rows and columns itself, up to four terms at a time. Neighbouring threads
+    read the same or neighbouring floats, which come from the L1 cache after the first of them, and no thread waits
+    for another.
+Traffic: A and B once from memory, and C once, if what a block reads stays in the L1 cache.
+Registers and shared memory: TM*TN accumulators, four terms of TM rows and TN columns; none.
+"""
+
+from numba import cuda, float32, int64, uint32
+
+from ...device.address import address_of, col_step, global_load1, global_load4, row_step, transposed
+from ...device.matrix import shifted
+from ...device.partition import batch_place
+from ...device.store import element_store, store_axpby4
+from ...simulator.switch import device_function, hardware_only
+from .tile_config import require
+
+TERMS = 4  # that are read at a time
+
+
+def build(config, variant):
+    TM, TN, THREADS = config.TM, config.TN, config.threads
+    A_ALONG, B_ALONG, B_ACROSS = variant.a == "along4", variant.b == "along4", variant.b == "across4"
+    VECTORS = variant.c_aligned and variant.epilogue is None
+    require(
+        config,
+        {
+            "a thread computes a tile": (config.BM, config.BN, config.tiles) == (TM, TN, THREADS),
+            f"BK == {TERMS}": config.BK == TERMS,
+            "TN == 4 for vectors": TN == 4 or not (B_ACROSS or VECTORS),
+            "plain sums": not variant.compensated,
+        },
+    )
+    store1 = element_store(variant.epilogue)
+
+    @device_function
+    def four(x, at, along):
+        """Read four terms of a row of an (mn, k) matrix."""
+        if along:
+            return global_load4(x, at)
+        step = col_step(x)
+        return (
+            global_load1(x, at)[0],
+            global_load1(x, at + step)[0],
+            global_load1(x, at + 2 * step)[0],
+            global_load1(x, at + 3 * step)[0],
+        )
+
+    @device_function
+    def read_b(y, at, columns, frag):
+        """Read four terms of a thread's columns."""
+        if B_ACROSS:
+            for p in range(TERMS):
+                values = global_load4(y, at + p * col_step(y))
+                for j in range(TN):
+                    frag[p, j] = values[j]
+        else:
+            for j in range(TN):
+                values = four(y, at + columns[j], B_ALONG)
+                for p in range(TERMS):
+                    frag[p, j] = values[p]
+
+    @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
+    def small_matrices(alpha, a, b, beta, c, partition, vectors):
+        index = uint32(uint32(cuda.blockIdx.x) * uint32(THREADS) + uint32(cuda.threadIdx.x))
+        rows, cols = uint32(partition.rows), uint32(partition.cols)  # of a matrix, in thread tiles
+        of_matrix = uint32(rows * cols)
+        if index < uint32(of_matrix * uint32(partition.matrices)):
+            x, y, z = a, transposed(b), c  # x and y are (mn, k)
+            if uint32(partition.matrices) > uint32(1):
+                member = uint32(index // of_matrix)
+                index = uint32(index - uint32(member * of_matrix))
+                i0, i1, i2 = batch_place(partition, member)
+                x = shifted(a, i0 * partition.a_outer + i1 * partition.a_middle + i2 * partition.a_inner)
+                y = shifted(y, i0 * partition.b_outer + i1 * partition.b_middle + i2 * partition.b_inner)
+                z = shifted(c, i0 * partition.c_outer + i1 * partition.c_middle + i2 * partition.c_inner)
+            down = uint32(index // cols)
+            row, col = int64(down) * TM, int64(uint32(index - uint32(down * cols))) * TN
+
+            a_frag = cuda.local.array((TM, TERMS), float32)
+            b_frag = cuda.local.array((TERMS, TN), float32)
+            acc = cuda.local.array((TM, TN), float32)
+            a_rows = cuda.local.array(TM, int64)  # bytes from the first row to each; beyond the last one, to that
+            b_columns = cuda.local.array(TN, int64)
+            for i in range(TM):
+                a_rows[i] = min(int64(i), x.shape[0] - 1 - row) * row_step(x) if i > 0 else int64(0)
+                for j in range(TN):
+                    acc[i, j] = float32(0)
+            for j in range(TN):
+                b_columns[j] = min(int64(j), y.shape[0] - 1 - col) * row_step(y) if j > 0 else int64(0)
+
+            a_at, b_at, left = address_of(x, row, 0), address_of(y, col, 0), uint32(x.shape[1])
+            while left >= uint32(TERMS):
+                for i in range(TM):
+                    values = four(x, a_at + a_rows[i], A_ALONG)
+                    for p in range(TERMS):
+                        a_frag[i, p] = values[p]
+                read_b(y, b_at, b_columns, b_frag)
+                for p in range(TERMS):
+                    for i in range(TM):
+                        for j in range(TN):
+                            acc[i, j] += a_frag[i, p] * b_frag[p, j]
+                a_at, b_at = a_at + TERMS * col_step(x), b_at + TERMS * col_step(y)
+                left = uint32(left - uint32(TERMS))
+            while left > uint32(0):
+                for j in range(TN):
+                    b_frag[0, j] = global_load1(y, b_at + b_columns[j])[0]
+                for i in range(TM):
+                    value = global_load1(x, a_at + a_rows[i])[0]
+                    for j in range(TN):
+                        acc[i, j] += value * b_frag[0, j]
+                a_at, b_at = a_at + col_step(x), b_at + col_step(y)
+                left = uint32(left - uint32(1))
+
+            for i in range(TM):
+                if VECTORS:
+                    store_axpby4(z, row + i, col, alpha, (acc[i, 0], acc[i, 1], acc[i, 2], acc[i, 3]), beta)
+                else:
+                    for j in range(TN):
+                        store1(z, row + i, col + j, alpha, acc[i, j], beta, vectors)
+
+    return small_matrices
