@@ -20,6 +20,7 @@ BASELINES: dict[str, dict[str, Any]] = {
     "cpu": {"color": OTHER, "linestyle": ":", "marker": "."},
     # Stages for other shapes than the ladder's.
     "short_sums": {"color": ACCENT, "linestyle": ":", "marker": "8"},
+    "small_matrices": {"color": ACCENT, "linestyle": "--", "marker": "d"},
     "thin": {"color": ACCENT, "linestyle": "-.", "marker": "h"},
 }
 MARKERS = "ov^<>sDpPX*"
