@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 8. Stream-K, equal shares for all SMs: `basic_stream_k`, `stream_k`, `thin`, and `short_sums`
+# # 8. Stream-K, equal shares for all SMs: `basic_stream_k`, `stream_k`, and three kernels for other shapes
 #
 # *Before this: [notebook 7](07_async_copies_and_addresses.ipynb). Time: about 90 minutes.*
 #
@@ -590,6 +590,33 @@ print(random.attrs["source"])
 short = random[(random["k"] <= 32) & (random["m"] * random["n"] > 1_000_000)]
 columns = ["m", "n", "k", "layout", "cublas_us", "ieee_us"]
 short[columns].sort_values("k").head(12)
+
+# %% [markdown]
+# ## Many small matrices: `small_matrices`
+#
+# A batch of 65,536 products of 4x4 matrices has as many tiles, if no two matrices share one, and a multiprocessor
+# starts a block every 270 ns. The matrices are 12.6 MB in all, which memory delivers in 3 us. In `small_matrices`, each
+# thread computes a tile of 2x4, 4x1 or 1x1 elements of one matrix, and a block has 256 of them, of as many matrices as
+# that takes. How long do the blocks take to start, if each has one matrix, and how long if they have 256 tiles of 2x4?
+# (There are 132 multiprocessors.)
+
+# %%
+starting = notebook.predict("us, one block per matrix", ...)
+sharing = notebook.predict("us, 256 tiles of 2x4 per block", ...)
+
+# %%
+starting.reveal(65536 / 132 * 0.27)
+sharing.reveal(65536 * 2 / 256 / 132 * 0.27)
+
+# %%
+notebook.source("small_matrices")
+
+# %%
+batches = notebook.recorded("latest/batches.csv")
+print(batches.attrs["source"])
+batches.loc[
+    ~batches["drawn"], ["matrices", "m", "n", "k", "stage", "cublas_us", "ieee_us"]
+]
 
 # %% [markdown]
 # ## The whole ladder

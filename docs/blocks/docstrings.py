@@ -105,7 +105,7 @@ def clauses(results: Path, row: Mapping[str, Any]) -> Iterator[str]:
 def measured(rows: Rows, stage: str, found: Published) -> str:
     """Return the paragraph of a stage: its speed relative to the previous stage and to cuBLAS, and its counters."""
     if stage in ASIDE:
-        return filled((measured_thin if stage == "thin" else measured_short_sums)(found))
+        return filled(MEASURED_ASIDE[stage](found))
     row, speed = rows[stage], tflops(rows, stage)
     text = f"Measured: {number(speed, 1 if speed >= 10 else 2)} TFLOP/s at {LADDER_SHAPE} on {gpu(found.environment)}"
     ratio, below = float(row["ratio_to_cublas"]), measured_below(stage, rows)
@@ -156,6 +156,27 @@ def measured_short_sums(found: Published) -> str:
         f"{number(statistics.geometric_mean(ratios), 2)} of cuBLAS SGEMM in the geometric mean, "
         f"{number(math.floor(100 * min(ratios)) / 100, 2)} or more of it in each."
     )
+
+
+def measured_small_matrices(found: Published) -> str:
+    """Return the paragraph of the stage for batches of small matrices, from the square ones that it was chosen for."""
+    rows, how = found.measured("batches")
+    ours = [row for row in rows if row["stage"] == "small_matrices" and not row["drawn"] and row["m"] >= 3]
+    if not ours:
+        raise ReadmeError(f"{found.folder / 'batches.csv'} holds no square matrices that small_matrices multiplies")
+    extents = listed([f"{row['m']}x{row['m']}" for row in ours])
+    ratios = listed([significant(float(row["ieee_ratio"])) for row in ours])
+    return (
+        f"Measured: products of {extents} matrices, {ours[0]['matrices']:,} to {ours[-1]['matrices']:,} of them, on "
+        f"{gpu(how)}, by tiled_sgemm: {ratios} times as fast as cuBLAS SGEMM."
+    )
+
+
+MEASURED_ASIDE = {
+    "thin": measured_thin,
+    "short_sums": measured_short_sums,
+    "small_matrices": measured_small_matrices,
+}
 
 
 def listed(words: Sequence[str]) -> str:

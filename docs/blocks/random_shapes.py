@@ -72,7 +72,7 @@ def batches(found: Published) -> str:
         bandwidth = batched.Batch(row["matrices"], row["m"], row["n"], row["k"], row["layout"]).bytes / row["ieee_us"]
         extents = f"{row['matrices']:,}", f"{row['m']}x{row['n']}x{row['k']}"
         lines.append([*extents, *us, significant(row["ieee_ratio"]), f"{bandwidth * 1e-6:.2f}", f"`{row['stage']}`"])
-    headers = ["matrices", "of", "cuBLAS, us", "`tiled_sgemm`, us", "ratio", "TB/s", "its choice"]
+    headers = ["matrices", "M x N x K", "cuBLAS, us", "`tiled_sgemm`, us", "ratio", "TB/s", "its choice"]
     made = Table("", headers, lines, left=[headers[1], headers[-1]]).markdown()
     below = drawn[drawn["ieee_ratio"] < LEAST["ieee_ratio"]].sort_values("ieee_ratio")
     calls = geometric_mean(drawn["cublas_call_us"] / drawn["ieee_call_us"])

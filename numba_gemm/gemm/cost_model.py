@@ -119,17 +119,14 @@ class Costs:
         True if it adds parts of sums in groups.
     apart : float
         Parts of a sum beyond which another kernel adds them.
-    in_any_order : bool
-        True if stores by columns of C take no longer than by rows.
     bytes_factor : float
-        Factor by which bytes take longer, if so.
+        Factor by which bytes take longer.
     """
 
     __slots__ = (
         *("_adding", "_arrival", "_at_once", "_begin", "_blocks", "_busy", "_k_tile", "_left_out", "_meet"),
-        *("_meeting", "_piece", "_saved", "_size", "_store", "_stored", "_tile", "_together", "_traffic"),
-        *("_undivided", "apart", "bytes_factor", "config", "direct", "divides", "in_any_order", "in_groups"),
-        *("rate", "sms", "stage"),
+        *("_meeting", "_piece", "_saved", "_size", "_store", "_stored", "_tile", "_traffic", "_undivided", "apart"),
+        *("bytes_factor", "config", "direct", "divides", "in_groups", "rate", "sms", "stage"),
     )
 
     def __init__(
@@ -146,8 +143,7 @@ class Costs:
         b_along: bool = False,
     ) -> None:
         lanes, finishing = FP32_LANES_PER_SM.get(cc, 128), 0.0
-        per_term = config.BM * config.BN * config.tiles  # multiply-adds of a block
-        full = per_term * config.BK / (lanes * rate.efficiency) * (1.0 if vectors else rate.floats)
+        full = config.BM * config.BN * config.BK / (lanes * rate.efficiency) * (1.0 if vectors else rate.floats)
         if config.in_lanes:
             full += RUN * ((config.BM if a_along else config.BK) + (config.BN if b_along else config.BK))
         if compensated:
@@ -180,11 +176,8 @@ class Costs:
         self._adding = ADDING_EARLY if adds_early(config) and cc >= OVERLAPPING else ADDING
         place, factor = (PLACE, 1.0) if vectors else (PLACE_FLOATS, NARROW_FLOATS)
         run = config.BK if a_along else config.BM
-        self.bytes_factor = 1.0
-        if self.in_groups:
-            self.bytes_factor = factor * (1.0 if a_along else NARROW_ROWS) * (1.0 + place / (FLOAT32_BYTES * run))
-        self.in_any_order = self.in_groups or config.tiles > 1
-        self._tile, self._together = (config.BM, config.BN, config.BK), config.tiles
+        self.bytes_factor = factor * (1.0 if a_along else NARROW_ROWS) * (1.0 + place / (FLOAT32_BYTES * run))
+        self._tile = config.BM, config.BN, config.BK
         self._blocks = rate.resident * sm_count
         # Clocks per tile and term in which a tile's operands come from the L2 cache, if that may take longest.
         self._traffic = FLOAT32_BYTES * (config.BM + config.BN) / (SHARED_RATE * sm_count) if self.in_groups else 0.0
@@ -193,10 +186,10 @@ class Costs:
         runs = max(config.BM, 1 if a_along else SECTOR) + max(config.BN, 1 if b_along else SECTOR)
         arrival = min(FLOAT32_BYTES * runs / CHUNK_RATE, 2 * self._k_tile[1] / config.BK)
         self._arrival = arrival / sm_count if self.in_groups else 0.0
-        self._size = FLOAT32_BYTES * per_term
+        self._size = FLOAT32_BYTES * config.BM * config.BN
         by_floats = self.direct or (stores_directly(config) and not stores_vectors)
         self._store = BLOCK + self._size / (STORE_FLOATS if by_floats else STORE) + finishing
-        if stage.undivided and config.tiles == 1 and not stores_vectors:
+        if stage.undivided and not stores_vectors:
             self._store *= PARTIAL_SECTORS
         self._at_once = max(1, 64 * (config.lanes_k if config.in_lanes else 1) // (config.TM * config.TN))
         # Least clocks of a k-tile and of C's tile, if all SMs are full; of a start; and of two parts that are added.
@@ -222,8 +215,6 @@ class Costs:
         """
         (BM, BN, BK), k_tile, (step, most) = self._tile, self._k_tile, self._left_out
         tiles: int = -(-m // BM) * -(-n // BN) * matrices
-        if self._together > 1:
-            tiles = -(-tiles // self._together)
         k_tiles: float = -(-k // BK) or 1
         if self.stage.undivided:
             k_tiles = -(-k // SHORT_STEPS) * SHORT_STEPS / BK
@@ -234,7 +225,7 @@ class Costs:
         line = -(-k_tiles // 1)
         if tiles * k * self._traffic > memory:
             memory = tiles * k * self._traffic
-        if by_columns and not (self.direct or self.in_any_order):
+        if by_columns and not (self.direct or self.in_groups):
             memory = max(memory, FLOAT32_BYTES * matrices * m * n / (LONE_COLUMNS * tiles))
         work = tiles * k_tiles
         least = work * self._busy + tiles * self._stored + self._begin

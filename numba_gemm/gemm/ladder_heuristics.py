@@ -12,10 +12,11 @@ from ..kernels.ladder import STAGES as LADDER
 from ..kernels.ladder.stage import FEW_TERMS, LadderStage, compensates
 from ..kernels.ladder.tile_config import TileConfig
 from ..kernels.stage import IEEE, Partition, Stage
-from . import cost_model
+from . import cost_model, small_heuristics
 from .cost_model import DIRECT, LAUNCH, MEMORY_OVERLAP, Costs, Way, memory_clocks
 from .ladder_rates import rate_of
 from .problem import Choice, Problem
+from .small_heuristics import SMALL, SmallCosts
 
 __all__ = ["best_of_ladder", "common_divisor", "considered_of", "ranked_ladder", "rated"]
 
@@ -25,8 +26,6 @@ FEW_COLUMNS = 32  # up to which configurations for a C of few columns are consid
 TILES_ALONG, THIN_COLUMNS, THIN_ELEMENTS = 8, 64, 1 << 18
 # If C has few rows or columns, tiles of `stream_k` are considered of which it fills this part of the rows and columns.
 FILLED = 1 / 8
-# Batches for which `SMALL` is considered: elements of C of each matrix, and terms of a sum.
-SMALL, SMALL_ELEMENTS, SMALL_TERMS = "small_matrices", 1 << 12, 128
 SHORT_TERMS = 32  # of a sum, up to which `short_sums` is considered
 # In float32, `DIRECT` is considered for a C of few elements, whose sums are short, without batch or epilogue.
 DIRECT_ELEMENTS, DIRECT_TERMS = 1 << 17, 24
@@ -34,7 +33,8 @@ DIRECT_ELEMENTS, DIRECT_TERMS = 1 << 17, 24
 # from memory, slices take longer: a multiprocessor has fewer blocks, and fewer bytes on their way.
 SLICED_ELEMENTS = 1 << 22
 TIE = 2.0**-10  # weight of clocks that memory hides
-Candidate = tuple[float, int, Costs, bool, int, float, float, float]  # see `_ladder_candidates`
+AnyCosts = Costs | SmallCosts
+Candidate = tuple[float, int, AnyCosts, bool, int, float, float, float]  # see `_ladder_candidates`
 
 
 @lru_cache(maxsize=16)
@@ -53,14 +53,14 @@ def rated(cc: tuple[int, int]) -> tuple[tuple[LadderStage, TileConfig], ...]:
 @lru_cache(maxsize=16)
 def common_divisor(cc: tuple[int, int]) -> int:
     """Return the largest number that divides all extents of C's tiles, but for a C of few columns."""
-    configs = [one for stage, one in rated(cc) if stage.name not in (DIRECT, SMALL) and not is_narrow(stage, one)]
+    configs = [one for stage, one in rated(cc) if stage.name != DIRECT and not is_narrow(stage, one)]
     return gcd(*(config.BM for config in configs), *(config.BN for config in configs))
 
 
 def is_narrow(stage: Stage, config: TileConfig) -> bool:
     """Return True if a configuration is worth considering for a C of few columns or few elements only."""
     few = config.BN <= FEW_COLUMNS // 2 or config.BN == FEW_COLUMNS < config.BM
-    return stage.name == "thin" or (few and config.TN > 1 and config.tiles == 1)
+    return stage.name == "thin" or (few and config.TN > 1)
 
 
 class Considered:
@@ -103,7 +103,7 @@ class Considered:
         several = costs.in_groups and config.BN > 1 and not compensated
         self.costs, self.along = costs, None if several else costs.rate.along
         self.few_elements = THIN_ELEMENTS if several else 0
-        self.most_terms, self.most_elements = config.BK if stage.undivided and config.tiles == 1 else inf, inf
+        self.most_terms, self.most_elements = config.BK if stage.undivided else inf, inf
         if costs.direct:
             self.most_terms, self.most_elements = DIRECT_TERMS, DIRECT_ELEMENTS
         self.most_columns = inf
@@ -126,15 +126,9 @@ def considered_of(
     compensated: bool = False,
     a_along: bool = True,
     b_along: bool = False,
-    small: int = 0,
 ) -> tuple[Considered, ...]:
-    """Return all candidates on a device, or one stage's, for a layout of A and B.
-
-    With `small`, those of `SMALL` are among them: if it is 1, those of one column, and if it is 4, all of them.
-    """
+    """Return all candidates on a device, or one stage's, for a layout of A and B."""
     found = rated(cc) if only is None else [(only, config) for config in only.configs]
-    if only is None:
-        found = [one for one in found if one[0].name != SMALL or small >= one[1].TN]
     rates = (
         (stage, config, rate_of(stage, config), partial_vectors if config.in_lanes else vectors)
         for stage, config in found
@@ -177,16 +171,14 @@ def _ladder_candidates(wanted: Problem, only: Stage | None) -> list[Candidate]:
     compensated = wanted.precision != IEEE and k > FEW_TERMS
     elements, sliced = matrices * m * n, matrices * (m * k + k * n) < SLICED_ELEMENTS
     directly = elements if matrices == 1 and not wanted.epilogue and wanted.precision == IEEE else inf
-    small = matrices > 1 and m * n <= SMALL_ELEMENTS and k <= SMALL_TERMS
     vectors = wanted.a_vectors and wanted.b_vectors, wanted.partial_vectors, stores_vectors
     common = stage, wanted.cc, wanted.sm_count, *vectors, compensated
     turns = [(False, m, n, wanted.a_along, wanted.b_along, as_is)]
     if both_ways:
         turns.append((True, n, m, wanted.b_along, wanted.a_along, transposed))
-    found = []
+    found = list[Candidate]()
     for swapped, rows, cols, a_along, b_along, in_bytes in turns:
-        in_vectors = 4 if stores_vectors and swapped is wanted.by_columns and cols % 4 == 0 else 1
-        for i, one in enumerate(considered_of(*common, a_along, b_along, in_vectors if small else 0)):
+        for i, one in enumerate(considered_of(*common, a_along, b_along)):
             if one.sliced is not None and one.sliced != sliced:
                 continue
             if only is None:
@@ -199,16 +191,18 @@ def _ladder_candidates(wanted: Problem, only: Stage | None) -> list[Candidate]:
             costs = one.costs
             if swapped and not (costs.direct or costs.divides):
                 continue
-            bound = memory * costs.bytes_factor if costs.in_any_order else in_bytes
+            bound = memory * costs.bytes_factor if costs.in_groups else in_bytes
             least, tiles, k_tiles, bound, arrival = costs.least(
                 rows, cols, k, matrices, bound, swapped is not wanted.by_columns
             )
             found.append((least, 2 * i + swapped, costs, swapped, tiles, k_tiles, bound, arrival))
+    if not compensated and SMALL.runs_on(wanted.cc) and (only is SMALL if only is not None else matrices > 1):
+        found += small_heuristics.candidates(wanted, memory, everything=only is not None)
     return found
 
 
 def _timed(
-    costs: Costs,
+    costs: AnyCosts,
     tiles: int,
     k_tiles: float,
     memory: float,
@@ -237,7 +231,7 @@ def _timed(
     ]
 
 
-def _choice(costs: Costs, division: tuple[int, int] | None, swapped: bool, clocks: float, precision: str) -> Choice:
+def _choice(costs: AnyCosts, division: tuple[int, int] | None, swapped: bool, clocks: float, precision: str) -> Choice:
     partition = None if division is None else Partition(*division)
     return Choice(costs.stage, costs.config, partition, swapped, clocks, "", precision)
 
@@ -255,7 +249,7 @@ def ranked_ladder(wanted: Problem, only: Stage | None = None) -> list[Choice]:
 def best_of_ladder(wanted: Problem, limit: float = inf) -> Choice | None:
     """Return the first of `ranked_ladder`, without timing those that cannot be it; None if all take over `limit`."""
     best: tuple[float, int, int] = limit, 1, 0  # clocks, blocks negated, and number of the candidate, as in the ranking
-    found: tuple[Costs, tuple[int, int] | None, bool] | None = None
+    found: tuple[AnyCosts, tuple[int, int] | None, bool] | None = None
     for least, i, costs, swapped, tiles, k_tiles, bound, arrival in sorted(_ladder_candidates(wanted, None)):
         if least > best[0]:
             break

@@ -72,10 +72,6 @@ RATES: dict[tuple[str | int, ...], Rate] = {
     ("short_sums", 32, 64, 16): Rate(0.707, alone=712, resident=8, floats=1.41, first=1240),
     ("short_sums", 32, 128, 8): Rate(1, alone=710, resident=4, first=1080),
     ("short_sums", 32, 32, 32): Rate(0.466, alone=588, resident=8, floats=1.23, first=1640),
-    # For batches of small matrices.
-    ("small_matrices", 2, 4, 4): Rate(0.25, alone=575, resident=4, floats=0, first=1620),
-    ("small_matrices", 4, 1, 4): Rate(0.118, alone=540, resident=4, first=1540),
-    ("small_matrices", 1, 1, 4): Rate(0.053, alone=364, resident=4, floats=1.26, first=1310),
     # For a C of few columns or few elements.
     ("thin", 1, 1, 512): Rate(0.083, alone=220, resident=3, floats=1.96, along=True, first=1920),
     ("thin", 4, 1, 256): Rate(0.082, alone=238, resident=6, floats=2.21, along=True, first=1580),

@@ -454,6 +454,35 @@ class TestDocstrings:
         texts = {"random_products.csv": command.csv_text(pd.DataFrame(rows))}
         command.write_files(folder / "latest", texts | {"random_products.json": command.json_text(ENVIRONMENT)})
 
+    def test_stage_for_small_matrices(self, folder, capsys):
+        path = self.stage(folder, "small_matrices")
+        path.write_text(self.HEAD.format("small_matrices") + self.OLD + self.LIMITS + self.CODE)
+        assert self.run(folder) == 1
+        assert "batches.csv: run numba-gemm lab batches --out" in capsys.readouterr().err
+        columns = "matrices", "m", "stage", "drawn", "ieee_ratio"
+        rows = [
+            *((65536, 2, "small_matrices", False, 42.0), (65536, 3, "small_matrices", False, 28.94)),
+            *(
+                (9999, 4, "small_matrices", False, 2.254),
+                (50, 32, "thin", False, 1.1),
+                (7, 5, "small_matrices", True, 3.0),
+            ),
+        ]
+        self.save_batches(folder, pd.DataFrame(rows, columns=columns))
+        assert self.run(folder) == 0
+        text = path.read_text()
+        assert " ".join(text[text.index("Measured: ") : text.index("Limits: what")].split()) == (
+            "Measured: products of 3x3 and 4x4 matrices, 65,536 to 9,999 of them, on an NVIDIA Test GPU, by "
+            "tiled_sgemm: 28.9 and 2.25 times as fast as cuBLAS SGEMM."
+        )
+        self.save_batches(folder, pd.DataFrame(rows[:1], columns=columns))
+        assert self.run(folder) == 1
+        assert "holds no square matrices that small_matrices multiplies" in capsys.readouterr().err
+
+    def save_batches(self, folder, frame):
+        texts = {"batches.csv": command.csv_text(frame), "batches.json": command.json_text(ENVIRONMENT)}
+        command.write_files(folder / "latest", texts)
+
     def test_stage_for_short_sums(self, folder, capsys):
         path = self.stage(folder, "short_sums")
         path.write_text(self.HEAD.format("short_sums") + self.OLD + self.LIMITS + self.CODE)

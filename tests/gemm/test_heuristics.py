@@ -60,7 +60,8 @@ def test_choice_is_the_fastest_predicted(wanted):
     found = ranked(wanted)
     assert choose(wanted).clocks == min(one.clocks for one in found)
     assert best(wanted).clocks == pytest.approx(found[0].clocks, rel=5e-3), "one that is left out cannot be the fastest"
-    assert {(one.stage.name, one.config) for one in found} <= {
+    others = [one for one in found if wanted.matrices == 1 or one.stage is not STAGES["small_matrices"]]
+    assert {(one.stage.name, one.config) for one in others} <= {
         (stage.name, config) for stage, config in rated(wanted.cc)
     }
 
@@ -172,7 +173,7 @@ def test_other_products_are_not_computed_one_element_per_thread(other):
     [
         *(((65536, 4, 4, 4), "2x4"), ((65536, 8, 8, 8), "2x4"), ((23266, 16, 16, 16), "2x4")),
         *(((100000, 3, 3, 3), "4x1"), ((4241, 4, 4, 1), "4x1"), ((1001, 2, 3, 2), "1x1")),
-        *(((178, 28, 28, 28), ""), ((435, 56, 56, 56), ""), ((762, 2, 1, 67), ""), ((1, 8, 8, 8), "")),
+        *(((178, 28, 28, 28), ""), ((435, 56, 56, 56), ""), ((1790, 51, 51, 51), ""), ((1, 8, 8, 8), "")),
     ],
 )
 def test_batches_of_small_matrices_share_blocks(batch, tile):
@@ -190,7 +191,7 @@ def test_batches_of_small_matrices_share_blocks(batch, tile):
         assert best(wanted) == choice._replace(reason="")
 
 
-@pytest.mark.parametrize("other", [{"n": 6}, {"c_vectors": False}, {"b_vectors": False}])
+@pytest.mark.parametrize("other", [{"n": 6}, {"c_vectors": False}, {"b_vectors": False}, {"by_columns": True, "m": 6}])
 def test_four_columns_per_thread_are_for_vectors(other):
     wanted = Problem(8, 8, 8, 10_000)
     four = [one for one in ranked(wanted) if one.config.tiles > 1 and one.config.TN == 4]
@@ -198,7 +199,9 @@ def test_four_columns_per_thread_are_for_vectors(other):
     assert not [one for one in ranked(wanted._replace(**other)) if one.config.tiles > 1 and one.config.TN == 4]
 
 
-@pytest.mark.parametrize("other", [{"k": 129}, {"m": 513, "n": 8}, {"matrices": 1}, {"precision": "bf16x6", "k": 9}])
+@pytest.mark.parametrize(
+    "other", [{"k": 257}, {"m": 1025, "n": 8}, {"matrices": 1}, {"precision": "bf16x6", "k": 9}, {"cc": (7, 5)}]
+)
 def test_other_batches_have_blocks_of_their_own(other):
     assert any(one.stage is STAGES["small_matrices"] for one in ranked(Problem(8, 8, 8, 10_000)))
     assert not any(one.stage is STAGES["small_matrices"] for one in ranked(Problem(8, 8, 8, 10_000)._replace(**other)))
