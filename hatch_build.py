@@ -17,6 +17,7 @@ RESULTS = Path("results") / "h200"
 # `recorded_output` reads.
 RECORDED = (
     "latest/ceilings.json",
+    "latest/batches.*",
     "latest/counters.*",
     "latest/environment.json",
     "latest/orders.*",

@@ -20,6 +20,9 @@ __all__ = ["SMALL", "SmallCosts", "candidates"]
 SMALL = STAGES["small_matrices"]
 # Elements of C of each matrix, and terms of a sum, up to which it is considered.
 MOST_ELEMENTS, MOST_TERMS = 1 << 13, 256
+MOST_ALONG = (
+    1 << 10
+)  # the same, elements of B if k is its contiguous axis, since each lane then reads a line of its own
 LINE = 32  # floats of a line of the L1 cache
 # Clocks of an SM per warp, per line that a warp reads, per multiply-add of its lanes with what goes with it, and per
 # line that it writes.
@@ -67,6 +70,8 @@ def candidates(
     found = []
     for swapped in (False,) if wanted.epilogue else (False, True):
         turned = wanted.swapped if swapped else wanted
+        if turned.b_along and turned.n * turned.k > MOST_ALONG and not everything:
+            continue
         for i, config in enumerate(SMALL.configs):
             vectors = turned.b_vectors and turned.c_vectors and turned.n % 4 == 0
             if config.TN > 1 and (turned.by_columns or not vectors):  # larger tiles only help with vectors

@@ -200,11 +200,27 @@ def test_four_columns_per_thread_are_for_vectors(other):
 
 
 @pytest.mark.parametrize(
-    "other", [{"k": 257}, {"m": 1025, "n": 8}, {"matrices": 1}, {"precision": "bf16x6", "k": 9}, {"cc": (7, 5)}]
+    "other",
+    [
+        *({"k": 257}, {"m": 1025, "n": 8}, {"matrices": 1}, {"precision": "bf16x6", "k": 9}, {"cc": (7, 5)}),
+        {"k": 129, "b_along": True},
+    ],
 )
 def test_other_batches_have_blocks_of_their_own(other):
     assert any(one.stage is STAGES["small_matrices"] for one in ranked(Problem(8, 8, 8, 10_000)))
     assert not any(one.stage is STAGES["small_matrices"] for one in ranked(Problem(8, 8, 8, 10_000)._replace(**other)))
+
+
+@pytest.mark.parametrize("along", [False, True])
+def test_a_named_stage_takes_any_product(along):
+    """The limits are for "auto"; a column-major C is computed as its transpose, whose rows are then contiguous."""
+    stage = STAGES["small_matrices"]
+    for wanted in (Problem(2000, 300, 500), Problem(70, 90, 300, 50), Problem(3, 5, 7, 2, by_columns=True)):
+        found = ranked(wanted._replace(b_along=along), stage)
+        assert {one.stage for one in found} == {stage}
+        assert {one.swapped for one in found} == {False, True}
+    (choice,) = {one.config.name for one in ranked(Problem(8, 8, 8, 9, epilogue=True), stage) if one.swapped} or {""}
+    assert not choice, "an epilogue counts rows and columns of C"
 
 
 def test_fewer_multiprocessors_allow_larger_tiles():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from numba_gemm.kernels import stage as stages
 from numba_gemm.kernels.ladder import STAGES as LADDER
 from numba_gemm.kernels.ladder import stage as ladder_stage
 from numba_gemm.kernels.product import Batch, Product, dense
-from numba_gemm.kernels.stage import Gpu, cut
+from numba_gemm.kernels.stage import Gpu, Partition, cut
 from numba_gemm.kernels.tensor_core import direct_stage
 from numba_gemm.kernels.tensor_core import stage as tensor_stage
 from numba_gemm.kernels.tensor_core.direct_stage import DirectStage
@@ -130,6 +131,35 @@ def test_pieces(stage, data):
             continue
         launches = stage.launches(config, piece.product, stage.precisions[0], None, GPU)
         assert launches.steps[-1].grid[1] <= most
+
+
+@settings(max_examples=60)
+@given(extents, extents, st.integers(0, 10), layouts, st.integers(1, 400))
+def test_pieces_have_tiles_that_a_launch_can_count(m, n, k, layout, most):
+    """Thread tiles of `small_matrices` are counted in 31 bits."""
+    stage = LADDER["small_matrices"]
+    a, b, c = operands_of(m, n, k, layout)
+    for config, matrices in itertools.product(stage.configs, (1, 3)):
+        batch = Batch((1, 1, matrices))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ladder_stage, "MAX_LINE", most)
+            pieces = [*stage.pieces(config, Product(*map(layout_of, (a, b, c)), batch), "ieee", GPU)]
+        check_pieces(pieces, a, b, c)
+        for piece in pieces:
+            assert piece.product.batch == batch
+            assert piece.product.m * piece.product.n * matrices <= max(most, config.BN * matrices)
+        assert (len(pieces) == 1) == (m * n * matrices <= most or (m == 1 and n <= config.BN))
+
+
+@pytest.mark.parametrize("name", ["short_sums", "small_matrices"])
+@pytest.mark.parametrize("partition", [Partition(4, 8), Partition(2, 0), Partition(8, 8)])
+def test_undivided_tiles_have_a_block_each(name, partition):
+    stage = LADDER[name]
+    config = stage.test_config
+    rows = 8 * config.tiles * config.BM
+    product = Product(dense("N", rows, 5), dense("N", 5, config.BN), dense("N", rows, config.BN))
+    (step,) = stage.launches(config, product, "ieee", partition, GPU).steps
+    assert step.grid == (8, 1, 1)
 
 
 @pytest.mark.parametrize("stage", COMPLETE, ids=name_of)
