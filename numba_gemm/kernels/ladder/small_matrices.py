@@ -11,8 +11,8 @@ Measured: products of 3x3, 4x4, 6x6, 8x8, 12x12, 16x16 and 24x24 matrices, 65,53
     H200, by tiled_sgemm: 33.1, 27.5, 16.7, 8.61, 4.17, 2.32 and 1.12 times as fast as cuBLAS SGEMM.
 Limits: a load per four terms of a row or column, or per term if these are not aligned: from about 32 rows, columns and
     terms on, tiles in shared memory are faster. If k is the contiguous axis of B, each lane's vector is in another line
-    of the L1 cache, and that takes longer from 16 terms on. "auto" considers this stage for batches in float32, and for
-    sums of up to eight terms in other precisions.
+    of the L1 cache, and that takes longer from 16 terms on. "auto" considers this stage for batches in float32, and in
+    other precisions where float32 sums are accurate enough.
 """
 
 from numba import cuda, float32, int64, uint32
