@@ -1,4 +1,4 @@
-"""Clocks that `small_matrices` is expected to take for a batch of small matrices, and its candidates.
+"""Candidates of `small_matrices` for a batch of small matrices, and the clocks that each is expected to take.
 
 The constants are fitted to 1,400 candidates for 300 random batches of up to 200 rows, columns and terms on an H200
 (132 SMs at 1.98 GHz, graph replays; docs/experiments.md).
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..device.units import WARP
 from ..kernels.ladder import STAGES
+from ..kernels.ladder.partitions import MAX_LINE
 from ..kernels.ladder.stage import LadderStage
 from ..kernels.ladder.tile_config import TileConfig
 from .cost_model import LAUNCH, Way
@@ -18,23 +19,24 @@ from .problem import Problem
 __all__ = ["SMALL", "SmallCosts", "candidates"]
 
 SMALL = STAGES["small_matrices"]
-# Elements of C of each matrix, and terms of a sum, up to which it is considered.
+# Elements of C of each matrix, and terms of a sum, up to which it is considered. If k is the contiguous axis of B, the
+# lanes of a warp read different lines, and it is considered for a B of few elements alone.
 MOST_ELEMENTS, MOST_TERMS = 1 << 13, 256
-MOST_ALONG = (
-    1 << 10
-)  # the same, elements of B if k is its contiguous axis, since each lane then reads a line of its own
+MOST_ALONG = 1 << 10
 LINE = 32  # floats of a line of the L1 cache
-# Clocks of an SM per warp, per line that a warp reads, per multiply-add of its lanes with what goes with it, and per
-# line that it writes.
+# Clocks that an SM is busy: with a warp's start; with each line that it reads; with each multiply-add of its lanes, and
+# the instructions that go with that; with each line that it writes.
 START, READ, MULTIPLY, WRITE = 58, 0.2585, 1.5, 1.234
 # Clocks that a thread waits: for its first operands, for four terms, for each of the last terms, for a load, a store.
 FIRST, FOUR, ONE, LOAD, STORE = 870, 273, 178, 12.3, 134
-# Bytes that the blocks of an SM read, beyond which lines are read again, and clocks of an SM per line and multiple.
+# If the blocks of an SM read more than these bytes in all, the L1 cache does not keep lines until all their floats are
+# read. Clocks that the SM is busy with reading a line again, for each multiple of these bytes, at most three.
 KEPT_BYTES, AGAIN, MOST_AGAIN = 3.07e5, 0.62, 3
 RESIDENT = 4  # blocks of an SM
-# An SM's work and its threads' waits, and both and the bytes, overlap as in norms of these orders.
+# Orders of two norms: in the first, an SM's work overlaps with its threads' waits, and in the second, both overlap with
+# the time of the bytes.
 OVERLAP, MEMORY_OVERLAP = 1.46, 2.76
-NUMBERS = 1 << 16  # of its candidates, behind those of other stages
+NUMBERS = 1 << 16  # number of its first candidate: of candidates that take the same time, other stages' come first
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class SmallCosts:
     """Expected clocks of one configuration for one product, in the form of `cost_model.Costs`."""
 
     config: TileConfig
+    blocks: int
     clocks: float
     stage: LadderStage = SMALL
     direct: bool = False
@@ -50,7 +53,7 @@ class SmallCosts:
 
     def ways(self, tiles: int, *_: float) -> list[Way]:
         """Return the only way to divide the product: as many blocks as it takes."""
-        return [(self.clocks, -tiles, (tiles, tiles))]
+        return [(self.clocks, -self.blocks, (self.blocks, tiles))]
 
 
 def candidates(
@@ -72,18 +75,19 @@ def candidates(
         turned = wanted.swapped if swapped else wanted
         if turned.b_along and turned.n * turned.k > MOST_ALONG and not everything:
             continue
+        by_rows = not turned.by_columns and (turned.c_vectors or (swapped and wanted.c_sectors))
+        vectors = turned.b_vectors and by_rows and turned.n % 4 == 0
         for i, config in enumerate(SMALL.configs):
-            vectors = turned.b_vectors and turned.c_vectors and turned.n % 4 == 0
-            if config.TN > 1 and (turned.by_columns or not vectors):  # larger tiles only help with vectors
+            tiles = -(-turned.m // config.BM) * -(-turned.n // config.BN) * wanted.matrices
+            if tiles > MAX_LINE or (config.TN > 1 and not vectors):  # larger tiles only help with vectors
                 continue
-            blocks, clocks = clocks_of(config, turned, memory)
-            costs = SmallCosts(config, clocks)
-            found.append((clocks, NUMBERS + 2 * i + swapped, costs, swapped, blocks, 0.0, 0.0, 0.0))
+            costs = SmallCosts(config, -(-tiles // config.tiles), clocks_of(config, turned, memory))
+            found.append((costs.clocks, NUMBERS + 2 * i + swapped, costs, swapped, tiles, 0.0, 0.0, 0.0))
     return found
 
 
-def clocks_of(config: TileConfig, wanted: Problem, memory: float) -> tuple[int, float]:
-    """Return the blocks of a product, and the clocks that it is expected to take."""
+def clocks_of(config: TileConfig, wanted: Problem, memory: float) -> float:
+    """Return the clocks that a product is expected to take in a configuration, given those that its bytes take."""
     m, n, k, matrices, TM, TN = wanted.m, wanted.n, wanted.k, wanted.matrices, config.TM, config.TN
     down, across = -(-m // TM), -(-n // TN)
     blocks = -(-down * across * matrices // config.tiles)
@@ -105,9 +109,9 @@ def clocks_of(config: TileConfig, wanted: Problem, memory: float) -> tuple[int, 
     a_loads = fours * TM * of_row + ones * TM
     b_loads = fours * (4 if TN > 1 and not wanted.b_along else TN * (1 if wanted.b_along and wanted.b_vectors else 4))
     b_loads += ones * TN
-    stores = TM
+    stores = TM * TN if wanted.epilogue else TM  # without an epilogue, rows of a tile are written at once
     reads = a_loads * a_lines + b_loads * b_lines
-    # What neighbouring terms of a row share a line with may be gone before it is read.
+    # Lines along k have floats for the next terms, too: these may be evicted before they are read.
     along = a_loads * a_lines * wanted.a_along + b_loads * b_lines * wanted.b_along
     kept = min(RESIDENT * max(1.0, config.tiles / (down * across)), matrices / wanted.sm_count)
     again = min(max(4 * kept * (m * k + k * n) / KEPT_BYTES - 1.0, 0.0), MOST_AGAIN)
@@ -115,4 +119,4 @@ def clocks_of(config: TileConfig, wanted: Problem, memory: float) -> tuple[int, 
     busy = warps * (START + READ * reads + MULTIPLY * TM * TN * k + WRITE * stores * c_lines + AGAIN * along * again)
     waiting = FIRST + FOUR * fours + ONE * ones + LOAD * (a_loads + b_loads) + STORE * stores
     both = (busy**OVERLAP + waiting**OVERLAP) ** (1 / OVERLAP)
-    return blocks, LAUNCH + (both**MEMORY_OVERLAP + memory**MEMORY_OVERLAP) ** (1 / MEMORY_OVERLAP)
+    return LAUNCH + (both**MEMORY_OVERLAP + memory**MEMORY_OVERLAP) ** (1 / MEMORY_OVERLAP)

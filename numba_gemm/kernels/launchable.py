@@ -110,7 +110,8 @@ def launchable(
     product = Product(a, b, c)
     if blocks is not None and (record.schedule is None or record.undivided):
         raise ValueError(
-            f"blocks is {blocks} and stage is {stage!r}, which gives each block one tile; expected None; leave it out"
+            f"blocks is {blocks} and stage is {stage!r}, whose tiles decide the number of blocks; expected None; "
+            "leave it out"
         )
     if prod(record.block(config)) != config.threads:
         raise ValueError(
@@ -120,8 +121,8 @@ def launchable(
     grid: tuple[int, ...] = record.grid(config, m, n)
     division = None
     if record.schedule is not None:
-        tiles = ceil_div(grid[0] * grid[1], config.tiles)
-        partition = Partition(tiles, tiles)
+        tiles = grid[0] * grid[1]
+        partition = Partition(ceil_div(tiles, config.tiles), tiles)
         if blocks is not None:
             partition = default_partition(config, product, index("blocks", blocks, 1))
         division = record.schedule(config, m, n, k, product.batch, partition)

@@ -186,7 +186,7 @@ def test_batches_of_small_matrices_share_blocks(batch, tile):
         assert choice.config.name.startswith(f"{tile}x4-")
         m, n, _ = extents
         tiles = matrices * -(-m // choice.config.BM) * -(-n // choice.config.BN)
-        assert choice.partition == (-(-tiles // 256),) * 2
+        assert choice.partition == (-(-tiles // 256), tiles)
         assert f"{tiles} tiles of {tile} on 132 SMs, 256 per block ({choice.partition.blocks})" in choice.reason
         assert best(wanted) == choice._replace(reason="")
 
@@ -197,6 +197,13 @@ def test_four_columns_per_thread_are_for_vectors(other):
     four = [one for one in ranked(wanted) if one.config.tiles > 1 and one.config.TN == 4]
     assert [one.swapped for one in four] == [False]
     assert not [one for one in ranked(wanted._replace(**other)) if one.config.tiles > 1 and one.config.TN == 4]
+
+
+def test_four_columns_per_thread_of_a_column_major_c_are_those_of_its_transpose():
+    wanted = Problem(8, 8, 8, 10_000, by_columns=True, c_vectors=False)
+    for sectors in (True, False):
+        found = ranked(wanted._replace(c_sectors=sectors))
+        assert [one.swapped for one in found if one.config.tiles > 1 and one.config.TN == 4] == [True] * sectors
 
 
 @pytest.mark.parametrize(

@@ -128,12 +128,12 @@ def test_every_stage_compiles_for_arrays(stage):
         (
             ("naive", 8, 8, 8),
             {"blocks": 2},
-            "blocks is 2 and stage is 'naive', which gives each block one tile; expected None; leave it out",
+            "blocks is 2 and stage is 'naive', whose tiles decide the number of blocks; expected None; leave it out",
         ),
         (
             ("short_sums", 80, 80, 8),
             {"blocks": 2},
-            "blocks is 2 and stage is 'short_sums', which gives each block one tile; expected None; leave it out",
+            "blocks is 2 and stage is 'short_sums', whose tiles decide the number of blocks; expected None; leave it",
         ),
         (("stream_k", 8, 8, 8), {"blocks": 0}, "blocks is 0; expected 1 or more"),
         (("thin", 8, 8, 2**33 + 4), {}, "k is 8589934596, and one launch takes up to 1073741824; expected less"),

@@ -13,9 +13,12 @@ from support.ladder_cases import GUARD, LAYOUTS
 from support.operands import layout_of
 
 from numba_gemm.device.units import VECTOR_BYTES
+from numba_gemm.gemm import small_heuristics
+from numba_gemm.gemm.problem import Problem
 from numba_gemm.kernels import STAGES
 from numba_gemm.kernels import stage as stages
 from numba_gemm.kernels.ladder import STAGES as LADDER
+from numba_gemm.kernels.ladder import partitions
 from numba_gemm.kernels.ladder import stage as ladder_stage
 from numba_gemm.kernels.product import Batch, Product, dense
 from numba_gemm.kernels.stage import Gpu, Partition, cut
@@ -145,10 +148,30 @@ def test_pieces_have_tiles_that_a_launch_can_count(m, n, k, layout, most):
             patch.setattr(ladder_stage, "MAX_LINE", most)
             pieces = [*stage.pieces(config, Product(*map(layout_of, (a, b, c)), batch), "ieee", GPU)]
         check_pieces(pieces, a, b, c)
+        counts = []
         for piece in pieces:
             assert piece.product.batch == batch
-            assert piece.product.m * piece.product.n * matrices <= max(most, config.BN * matrices)
-        assert (len(pieces) == 1) == (m * n * matrices <= most or (m == 1 and n <= config.BN))
+            tiles = -(-piece.product.m // config.BM) * -(-piece.product.n // config.BN) * matrices
+            assert tiles <= max(most, matrices)
+            counts.append(tiles)
+        assert (len(pieces) == 1) == (sum(counts) <= max(most, matrices))
+
+
+def test_an_epilogue_is_not_given_parts_of_c(monkeypatch):
+    """It counts rows and columns of C, so products of too many tiles are refused, and "auto" does not choose them."""
+    stage = LADDER["small_matrices"]
+    monkeypatch.setattr(ladder_stage, "MAX_LINE", 5)
+    monkeypatch.setattr(partitions, "MAX_LINE", 5)
+    monkeypatch.setattr(small_heuristics, "MAX_LINE", 5)
+    product = Product(dense("N", 8, 4), dense("N", 4, 12), dense("N", 8, 12))
+    assert len([*stage.pieces(stage.configs[0], product, "ieee", GPU)]) == 4
+    (piece,) = stage.pieces(stage.configs[0], product._replace(epilogue=abs), "ieee", GPU)
+    with pytest.raises(ValueError, match="12 tiles of 2x4; expected 5 at most; compute parts of it, or pass another"):
+        stage.launches(stage.configs[0], piece.product, "ieee", Partition(1, 1), GPU)
+    wanted = Problem(8, 12, 4, 7)
+    assert not small_heuristics.candidates(wanted, 0.0, everything=False)
+    monkeypatch.setattr(small_heuristics, "MAX_LINE", 84)
+    assert {one[2].config.name[:3] for one in small_heuristics.candidates(wanted, 0.0, everything=False)} == {"2x4"}
 
 
 @pytest.mark.parametrize("name", ["short_sums", "small_matrices"])

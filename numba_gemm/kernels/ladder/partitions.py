@@ -113,10 +113,16 @@ def partition_layout(config: Any, m: int, n: int, k: int, batch: Batch, partitio
     Raises
     ------
     ValueError
-        if there are fewer tiles than `partition` says, or too many k-tiles to divide them.
+        if there are fewer tiles than `partition` says, too many k-tiles to divide them, or too many tiles for blocks
+        of several.
     """
     rows, cols, matrices = -(-m // config.BM), -(-n // config.BN), batch.matrices  # as in `own_launches`
-    tiles, k_tiles = -(-rows * cols * matrices // config.tiles), -(-k // config.BK) or 1
+    tiles, k_tiles = rows * cols * matrices, -(-k // config.BK) or 1
+    if config.tiles > 1 and tiles > MAX_LINE:
+        raise ValueError(
+            f"C has {tiles} tiles of {config.BM}x{config.BN}; expected {MAX_LINE} at most; compute parts of it, or "
+            "pass another stage"
+        )
     divided = (tiles - partition.whole) * k_tiles
     if not 0 <= partition.whole <= tiles or divided >= MAX_LINE:
         raise ValueError(f"{partition} does not divide {tiles} tiles of {k_tiles} k-tiles")

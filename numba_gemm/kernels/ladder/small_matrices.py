@@ -5,14 +5,14 @@ Bottleneck before: short_sums and thin give each block a tile of one matrix. Mos
 Idea: the thread tiles of all matrices form one line, of which each block takes the next 256. There is no shared memory:
     a thread reads its rows of A and columns of B itself, four terms at a time, and waits for no other thread. Most of
     what it reads its neighbours read, too, so it comes from the L1 cache.
-Traffic: A, B and C once each, if what a block reads stays in the L1 cache until all its threads have read it.
-Registers and shared memory: TM*TN accumulators, and four terms of TM rows and TN columns; none.
+Traffic: A, B and C once each, if the L1 cache keeps what a block reads as long as its threads read it.
+Registers and shared memory: TM*TN accumulators, and four terms of TM rows and TN columns; no shared memory.
 Measured: products of 3x3, 4x4, 6x6, 8x8, 12x12, 16x16 and 24x24 matrices, 65,536 to 14,467 of them, on an NVIDIA
     H200, by tiled_sgemm: 33.1, 27.5, 16.7, 8.61, 4.17, 2.32 and 1.12 times as fast as cuBLAS SGEMM.
-Limits: a load per four terms of a row or column, or per term if these are not aligned: from about 32 rows, columns and
-    terms on, tiles in shared memory are faster. If k is the contiguous axis of B, each lane's vector is in another line
-    of the L1 cache, and that takes longer from 16 terms on. "auto" considers this stage for batches in float32, and in
-    other precisions where float32 sums are accurate enough.
+Limits: each thread loads what it multiplies, four terms at a time or, if they are not aligned, one. From about 32
+    rows, columns and terms on, tiles in shared memory need fewer loads, and are faster. If k is the contiguous axis of
+    B, the lanes of a warp read different lines of the L1 cache, which takes longer from 16 terms on. "auto" considers
+    this stage for batches in float32 and, on 9.0, in other precisions where float32 sums are accurate enough.
 """
 
 from numba import cuda, float32, int64, uint32
@@ -30,13 +30,14 @@ TERMS = 4  # that are read at a time
 def build(config, variant):
     TM, TN, THREADS = config.TM, config.TN, config.threads
     A_ALONG, B_ALONG, B_ACROSS = variant.a == "along4", variant.b == "along4", variant.b == "across4"
-    VECTORS = variant.c_aligned and variant.epilogue is None
+    VECTORS = variant.c_aligned
     require(
         config,
         {
             "a thread computes a tile": (config.BM, config.BN, config.tiles) == (TM, TN, THREADS),
             f"BK == {TERMS}": config.BK == TERMS,
             "TN == 4 for vectors": TN == 4 or not (B_ACROSS or VECTORS),
+            "no epilogue of vectors": variant.epilogue is None or not VECTORS,
             "plain sums": not variant.compensated,
         },
     )
@@ -95,7 +96,8 @@ def build(config, variant):
             a_frag = cuda.local.array((TM, TERMS), float32)
             b_frag = cuda.local.array((TERMS, TN), float32)
             acc = cuda.local.array((TM, TN), float32)
-            a_rows = cuda.local.array(TM, int64)  # bytes from the first row to each; beyond the last one, to that
+            # Bytes from the first row, and from the first column, to each; to the last one from those beyond it.
+            a_rows = cuda.local.array(TM, int64)
             b_columns = cuda.local.array(TN, int64)
             for i in range(TM):
                 a_rows[i] = min(int64(i), x.shape[0] - 1 - row) * row_step(x) if i > 0 else int64(0)

@@ -146,7 +146,7 @@ def _direct_variant_of(config: TileConfig, product: Product) -> Variant:
     if config.TN == 4 and b == "any":
         b = access_of(("across4",), y, reduce(or_, batch.b))
     aligned = config.TN == 4 and c.cols % 4 == 0 and c.aligned_rows and reduce(or_, batch.c) % VECTOR_BYTES == 0
-    return Variant(a, b, aligned, product.epilogue, len(product.vectors))
+    return Variant(a, b, aligned and product.epilogue is None, product.epilogue, len(product.vectors))
 
 
 @lru_cache(maxsize=256)
@@ -269,8 +269,7 @@ class LadderStage(Stage):
         # Rounded up in place, without calls, since each new shape waits for this.
         tiles = -(-product.m // config.BM) * -(-product.n // config.BN) * product.batch.matrices
         if self.undivided:
-            blocks = -(-tiles // config.tiles)
-            partition = Partition(blocks, blocks)
+            partition = Partition(-(-tiles // config.tiles), tiles)
         elif compensated and not config.in_lanes and partition.whole != tiles:  # parts of such sums cannot be added
             partition = Partition(tiles, tiles)
         made = self.schedule(config, product.m, product.n, product.k, product.batch, partition)
@@ -298,12 +297,15 @@ class LadderStage(Stage):
     def pieces(self, config: TileConfig, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
         """Divide a product into parts that one launch can compute: a grid has up to 65,535 blocks along y.
 
-        A scheduled stage needs no y axis, so its parts have all of C, unless that has more tiles than 31 bits count.
+        A scheduled stage needs no y axis, so its parts have all of C; but where blocks have several tiles, these are
+        counted in 31 bits. An epilogue counts rows and columns of C, which then cannot be divided.
         """
         rows, cols = max(product.m, 1), max(product.n, 1)
-        if config.tiles > 1 and rows * cols * product.batch.matrices > MAX_LINE:
-            cols = min(cols, max(MAX_LINE // product.batch.matrices // config.BN, 1) * config.BN)
-            rows = max(MAX_LINE // (product.batch.matrices * cols), 1)
+        if config.tiles > 1 and product.epilogue is None:
+            most = max(MAX_LINE // product.batch.matrices, 1)  # tiles of a matrix
+            across = min(ceil_div(cols, config.BN), most)
+            if ceil_div(rows, config.BM) * across > most or across * config.BN < cols:
+                rows, cols = max(most // across, 1) * config.BM, across * config.BN
         if self.schedule is None and self.rows_along_x:
             cols = MAX_GRID_Y * config.BN
         elif self.schedule is None:
