@@ -474,7 +474,7 @@ def variant(name, before, after):
     assert text.count(before) == 1, f"{before!r} is there {text.count(before)} times"
     text = text.replace(before, after)
     text = text.replace("from ...", "from numba_gemm.").replace(
-        "from .stage", "from numba_gemm.kernels.ladder.stage"
+        "from .", "from numba_gemm.kernels.ladder."
     )
     path = Path(tempfile.mkdtemp()) / f"{name}.py"
     path.write_text(text, encoding="utf-8")

@@ -33,9 +33,9 @@ def _one_tile(BM, BN, BK, TM, min_blocks=0):
     return TileConfig(BM, BN, BK, TM, 1, pad=4, pad_b=4, dynamic=True, min_blocks=min_blocks)
 
 
-def _each_thread(TM, TN, threads, min_blocks=0):
+def _each_thread(TM, TN, threads):
     """Return tiles of `small_matrices`: each thread has one, and four terms at a time."""
-    return TileConfig(TM, TN, 4, TM, TN, min_blocks=min_blocks, tiles=threads)
+    return TileConfig(TM, TN, 4, TM, TN, tiles=threads)
 
 
 def _lanes(BM, BN, TM, TN, lanes, steps=1, slots=3, min_blocks=0):
