@@ -166,8 +166,9 @@ def measured_small_matrices(found: Published) -> str:
         raise ReadmeError(f"{found.folder / 'batches.csv'} holds no square matrices that small_matrices multiplies")
     extents = listed([f"{row['m']}x{row['m']}" for row in ours])
     ratios = listed([significant(float(row["ieee_ratio"])) for row in ours])
+    counts = [row["matrices"] for row in ours]
     return (
-        f"Measured: products of {extents} matrices, {ours[0]['matrices']:,} to {ours[-1]['matrices']:,} of them, on "
+        f"Measured: products of {extents} matrices, {min(counts):,} to {max(counts):,} of them, on "
         f"{gpu(how)}, by tiled_sgemm: {ratios} times as fast as cuBLAS SGEMM."
     )
 

@@ -133,7 +133,8 @@ def test_every_stage_compiles_for_arrays(stage):
         (
             ("short_sums", 80, 80, 8),
             {"blocks": 2},
-            "blocks is 2 and stage is 'short_sums', whose tiles decide the number of blocks; expected None; leave it",
+            "blocks is 2 and stage is 'short_sums', whose tiles decide the number of blocks; expected None; "
+            "leave it out",
         ),
         (("stream_k", 8, 8, 8), {"blocks": 0}, "blocks is 0; expected 1 or more"),
         (("thin", 8, 8, 2**33 + 4), {}, "k is 8589934596, and one launch takes up to 1073741824; expected less"),

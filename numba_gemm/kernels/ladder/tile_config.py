@@ -58,10 +58,11 @@ class TileConfig:
         return hash((self.BM, self.BN, self.BK, self.TM))
 
     def __post_init__(self) -> None:
+        extents = self.BM, self.BN, self.BK, self.TM, self.TN, self.slots, self.lanes_k, self.tiles
         require(
             self,
             {
-                "every extent positive": min(self.BM, self.BN, self.BK, self.TM, self.TN, self.slots, self.lanes_k) > 0,
+                "every extent positive": min(extents) > 0,
                 "pads not negative": min(self.pad, self.pad_b) >= 0,
                 "BM % TM == 0": self.BM % self.TM == 0,
                 "BN % TN == 0": self.BN % self.TN == 0,
