@@ -72,7 +72,8 @@ def tiled_sgemm(
         element into three BF16 numbers and have errors like those of float32 sums or smaller, over float32's range,
         from K = 128 ("bf16x6") and K = 1024 ("bf16x9") on; "tf32x3" (two TF32) and "fp16x3" (two FP16, scaled by row
         and column) are less accurate for sums of one sign; "bf16x3" (two BF16) keeps 16 bits of each element; "tf32"
-        and "bf16" round the elements. On 9.0, "bf16x6" also has compensated float32 sums, for small and thin products.
+        and "bf16" round the elements. On 9.0, "bf16x6" also has compensated float32 sums, for small and thin products,
+        and "bf16x9" float64 sums, for batches of small matrices.
         A less accurate precision is computed in "bf16x6", or "tf32" and "bf16" in "ieee", if expected to be faster.
         "fp32_auto" is "bf16x6" on 9.0 from K = 128 on, where that is expected to be faster, else "ieee": as accurate
         as "ieee" if no element but 0 is below 2^-109 and sums are well above 2^-126. A named stage computes in its own

@@ -14,7 +14,7 @@ from support.recorded_launches import record_launches
 from numba_gemm.device.access import ACCESSES
 from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.stage import Partition
-from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS
 from numba_gemm.kernels.tensor_core.tma_stage import TmaStage
 from numba_gemm.runtime.launch import launch
 from numba_gemm.runtime.matrix import Vector, at_address
@@ -88,7 +88,7 @@ def test_every_stage_has_cases_in_every_precision():
     assert found == {(stage.name, precision) for stage in STAGES.values() for precision in stage.precisions}
     some = {(case.stage.name, case.precision) for case in sanitize.cases(["naive", "bf16x9"], (9, 0))}
     assert {stage for stage, _ in some} == {"naive"} | {
-        stage.name for stage in TENSOR_STAGES.values() if "bf16x9" in stage.precisions
+        stage.name for stage in STAGES.values() if "bf16x9" in stage.precisions
     }
     older = {case.stage.name for case in sanitize.cases(None, (8, 0))}
     assert older == {stage.name for stage in STAGES.values() if stage.runs_on((8, 0))}

@@ -11,7 +11,7 @@ from math import inf
 from ..device.access import SECTOR
 from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels.conversion import conversion_bytes
-from ..kernels.ladder.stage import FEW_TERMS, LadderStage
+from ..kernels.ladder.stage import IN_FLOAT64, LadderStage, sums_of
 from ..kernels.product import BFLOAT16, ITEM_BYTES, Product
 from ..kernels.stage import IEEE, Stage
 from ..kernels.tensor_core import TENSOR_STAGES
@@ -203,6 +203,8 @@ def _ranked_tensor(
         found.sort(key=lambda one: one.clocks)
     if precision == BF16X6 or (precision in LESS_ACCURATE and not wanted.prepared):
         found = _with_more_accurate(found, wanted, most)
+    elif precision == IN_FLOAT64 and (others := ranked_ladder(wanted)):
+        found = _sooner_first(found, others, wanted)
     return found[:most]
 
 
@@ -338,8 +340,9 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     if by_tensor_cores:
         text += f", {_decomposed(choice, placed)}"
     elif wanted.precision != IEEE:
-        compensated = choice.precision != IEEE and wanted.k > FEW_TERMS
-        text += f", float32 multiply-adds{' with compensated sums' if compensated else ''}"
+        compensated, in_float64 = sums_of(choice.precision, wanted.k)
+        text += f", {'float64' if in_float64 else 'float32'} multiply-adds"
+        text += " with compensated sums" if compensated else ""
     if choice.precision != wanted.precision:
         text += f", in {choice.precision}, whose bound is no larger than that of {wanted.precision}"
     candidates = "the only candidate" if count == 1 else f"the least of {count} candidates"

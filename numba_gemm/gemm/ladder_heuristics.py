@@ -1,6 +1,6 @@
 """Candidates of float32 multiply-adds for a product, and the one that `cost_model` expects to end first.
 
-In precisions of tensor cores, these are kernels with compensated sums.
+In precisions of tensor cores, these are kernels with compensated sums, or with sums in float64.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import gcd, inf
 
 from ..kernels.ladder import STAGES as LADDER
-from ..kernels.ladder.stage import FEW_TERMS, LadderStage, compensates
+from ..kernels.ladder.stage import FEW_TERMS, IN_FLOAT64, LadderStage, compensates
 from ..kernels.ladder.tile_config import TileConfig
 from ..kernels.stage import IEEE, Partition, Stage
 from . import cost_model, small_heuristics
@@ -160,6 +160,12 @@ def _ladder_candidates(wanted: Problem, only: Stage | None) -> list[Candidate]:
     """
     m, n, k, matrices = wanted.m, wanted.n, wanted.k, wanted.matrices
     memory = memory_clocks(matrices * (m * k + k * n + m * n), wanted.memory_bandwidth, wanted.clock_hz)
+    found = list[Candidate]()
+    if (only is SMALL if only is not None else matrices > 1) and SMALL.runs_on(wanted.cc):
+        found += small_heuristics.candidates(wanted, memory, everything=only is not None)
+    if wanted.precision == IN_FLOAT64:  # in which no other stage adds
+        return found
+    compensated = wanted.precision != IEEE and k > FEW_TERMS
     stage = only if isinstance(only, LadderStage) else None
     stores_vectors = wanted.c_vectors or wanted.epilogue  # with an epilogue, C goes through shared memory
     both_ways = not wanted.epilogue and (min(m, n) <= FEW_COLUMNS or wanted.by_columns)
@@ -168,7 +174,6 @@ def _ladder_candidates(wanted: Problem, only: Stage | None) -> list[Candidate]:
         row = m if wanted.by_columns else n
         by_columns = max(memory, cost_model.columns_clocks(matrices * m * n, row, wanted.sm_count))
     as_is, transposed = (by_columns, memory) if wanted.by_columns else (memory, by_columns)
-    compensated = wanted.precision != IEEE and k > FEW_TERMS
     elements, sliced = matrices * m * n, matrices * (m * k + k * n) < SLICED_ELEMENTS
     directly = elements if matrices == 1 and not wanted.epilogue and wanted.precision == IEEE else inf
     vectors = wanted.a_vectors and wanted.b_vectors, wanted.partial_vectors, stores_vectors
@@ -176,7 +181,6 @@ def _ladder_candidates(wanted: Problem, only: Stage | None) -> list[Candidate]:
     turns = [(False, m, n, wanted.a_along, wanted.b_along, as_is)]
     if both_ways:
         turns.append((True, n, m, wanted.b_along, wanted.a_along, transposed))
-    found = list[Candidate]()
     for swapped, rows, cols, a_along, b_along, in_bytes in turns:
         for i, one in enumerate(considered_of(*common, a_along, b_along)):
             if one.sliced is not None and one.sliced != sliced:
@@ -196,8 +200,6 @@ def _ladder_candidates(wanted: Problem, only: Stage | None) -> list[Candidate]:
                 rows, cols, k, matrices, bound, swapped is not wanted.by_columns
             )
             found.append((least, 2 * i + swapped, costs, swapped, tiles, k_tiles, bound, arrival))
-    if not compensated and SMALL.runs_on(wanted.cc) and (only is SMALL if only is not None else matrices > 1):
-        found += small_heuristics.candidates(wanted, memory, everything=only is not None)
     return found
 
 

@@ -98,8 +98,7 @@ def occupancy(
 def usual_kernel(stage: Stage, config: Any, precision: str, aligned: bool = True) -> Kernel:
     """Return a stage's kernel for operands that are stored by rows, aligned or not."""
     if isinstance(stage, LadderStage):
-        kernel = stage.usual_kernel(config, aligned)
-        return kernel if precision == IEEE else stage.kernel_of(config, kernel.variant._replace(compensated=True))
+        return stage.usual_kernel(config, aligned, precision)
     layout = dense("N", LARGE, LARGE)
     return stage.kernel(config, Product(layout, layout, layout), precision)
 

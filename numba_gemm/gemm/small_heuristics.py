@@ -1,7 +1,7 @@
 """Candidates of `small_matrices` for a batch of small matrices, and the clocks that each is expected to take.
 
 The constants are fitted to 1,400 candidates for 300 random batches of up to 200 rows, columns and terms on an H200
-(132 SMs at 1.98 GHz, graph replays; docs/experiments.md).
+(132 SMs at 1.98 GHz, graph replays; docs/experiments.md), those of compensated and float64 sums to 163 for 71.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..device.units import WARP
 from ..kernels.ladder import STAGES
 from ..kernels.ladder.partitions import MAX_LINE
-from ..kernels.ladder.stage import LadderStage
+from ..kernels.ladder.stage import LadderStage, sums_of
 from ..kernels.ladder.tile_config import TileConfig
 from .cost_model import LAUNCH, Way
 from .problem import Problem
@@ -26,16 +26,20 @@ MOST_ALONG = 1 << 10
 LINE = 32  # floats of a line of the L1 cache
 # Clocks that an SM is busy: with a warp's start; with each line that it reads; with each multiply-add of its lanes, and
 # the instructions that go with that; with each line that it writes.
-START, READ, MULTIPLY, WRITE = 58, 0.2585, 1.5, 1.234
+START, READ, MULTIPLY, WRITE = 57, 0.2234, 1.475, 1.262
 # Clocks that a thread waits: for its first operands, for four terms, for each of the last terms, for a load, a store.
-FIRST, FOUR, ONE, LOAD, STORE = 870, 273, 178, 12.3, 134
+FIRST, FOUR, ONE, LOAD, STORE = 725, 242, 157, 6.2, 95
+# Clocks that compensated sums add for four terms: that the SM is busy, for each sum, and that a thread waits. Those of
+# float64 sums, for each element that is converted, and for each term.
+COMPENSATE, COMPENSATED_FOUR = 1.6, 36
+CONVERT, WIDE_TERM = 1.5, 7
 # If the blocks of an SM read more than these bytes in all, the L1 cache does not keep lines until all their floats are
 # read. Clocks that the SM is busy with reading a line again, for each multiple of these bytes, at most three.
-KEPT_BYTES, AGAIN, MOST_AGAIN = 3.07e5, 0.62, 3
+KEPT_BYTES, AGAIN, MOST_AGAIN = 3.01e5, 0.585, 3
 RESIDENT = 4  # blocks of an SM
 # Orders of two norms: in the first, an SM's work overlaps with its threads' waits, and in the second, both overlap with
 # the time of the bytes.
-OVERLAP, MEMORY_OVERLAP = 1.46, 2.76
+OVERLAP, MEMORY_OVERLAP = 1.252, 2.356
 NUMBERS = 1 << 16  # number of its first candidate: of candidates that take the same time, other stages' come first
 
 
@@ -88,6 +92,7 @@ def candidates(
 
 def clocks_of(config: TileConfig, wanted: Problem, memory: float) -> float:
     """Return the clocks that a product is expected to take in a configuration, given those that its bytes take."""
+    compensated, in_float64 = sums_of(wanted.precision, wanted.k)
     m, n, k, matrices, TM, TN = wanted.m, wanted.n, wanted.k, wanted.matrices, config.TM, config.TN
     down, across = -(-m // TM), -(-n // TN)
     blocks = -(-down * across * matrices // config.tiles)
@@ -115,8 +120,15 @@ def clocks_of(config: TileConfig, wanted: Problem, memory: float) -> float:
     along = a_loads * a_lines * wanted.a_along + b_loads * b_lines * wanted.b_along
     kept = min(RESIDENT * max(1.0, config.tiles / (down * across)), matrices / wanted.sm_count)
     again = min(max(4 * kept * (m * k + k * n) / KEPT_BYTES - 1.0, 0.0), MOST_AGAIN)
-    warps = blocks * config.threads / (WARP * wanted.sm_count)
-    busy = warps * (START + READ * reads + MULTIPLY * TM * TN * k + WRITE * stores * c_lines + AGAIN * along * again)
+    warps = max(blocks / wanted.sm_count, 1.0) * config.threads / WARP  # of an SM
+    busy = START + READ * reads + MULTIPLY * TM * TN * k + WRITE * stores * c_lines + AGAIN * along * again
     waiting = FIRST + FOUR * fours + ONE * ones + LOAD * (a_loads + b_loads) + STORE * stores
+    if compensated:
+        busy += COMPENSATE * TM * TN * fours
+        waiting += COMPENSATED_FOUR * fours
+    elif in_float64:
+        busy += CONVERT * (TM + TN) * k
+        waiting += WIDE_TERM * k
+    busy *= warps
     both = (busy**OVERLAP + waiting**OVERLAP) ** (1 / OVERLAP)
     return LAUNCH + (both**MEMORY_OVERLAP + memory**MEMORY_OVERLAP) ** (1 / MEMORY_OVERLAP)

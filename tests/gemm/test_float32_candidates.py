@@ -19,7 +19,7 @@ from numba_gemm.gemm.ladder_rates import RATES, rate_of
 from numba_gemm.gemm.precompile import model_of
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import FEW_TERMS, LadderStage, compensates
-from numba_gemm.kernels.product import Layout, Product, dense
+from numba_gemm.kernels.product import Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Partition
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS
 from numba_gemm.kernels.tensor_core.stage import TensorStage
@@ -71,7 +71,9 @@ def test_the_choice_is_the_first_candidate(wanted):
         assert one.precision == "bf16x6"
         assert not (one.swapped and wanted.epilogue)
         assert wanted.k <= FEW_TERMS or compensates(one.config)
-        if wanted.k > FEW_TERMS and not one.config.in_lanes:
+        if one.stage is STAGES["small_matrices"]:
+            assert wanted.matrices > 1
+        elif wanted.k > FEW_TERMS and not one.config.in_lanes:
             assert one.partition.whole == one.partition.blocks, "blocks do not share sums"
 
 
@@ -105,6 +107,33 @@ def test_thin_products_and_short_sums(shape, layout, odd, stage):
     others = best(problem(product, H100, "tf32x3"))  # where this kernel is not faster by a tenth, tensor cores compute
     assert (others == choice) == (stage != "stream_k")
     assert best(problem(product, H100, "bf16x9")).precision == "bf16x9", "whose errors may be smaller"
+
+
+@pytest.mark.parametrize(
+    ("precision", "sums"),
+    [
+        *((one, "compensated") for one in ("bf16x6", "tf32x3", "bf16x3", "fp16x3")),
+        *(("bf16x9", "in_float64"), ("tf32", ""), ("bf16", "")),
+    ],
+)
+def test_batches_of_small_matrices_in_every_precision(precision, sums):
+    """With blocks of their own, an H200 took 31 us in bf16x6 and was expected to take 480 in bf16x9."""
+    one = product_of(8, 8, 16)
+    product = one._replace(batch=Batch((1, 1, 10_000), *((0, 0, x.rows * x.row_stride) for x in one[:3])))
+    wanted = problem(product, H200, precision)
+    choice = best(wanted)
+    assert choice.stage is STAGES["small_matrices"]
+    assert choice == choose(wanted)._replace(reason="") == ranked(wanted)[0]
+    float32 = best(problem(product, H200))
+    assert (float32.clocks == choice.clocks) == (not sums)
+    assert choice.clocks < 1.5 * float32.clocks
+    (kernel,) = choice.kernels(product, H200.gpu)
+    variant = kernel.variant
+    assert [name for name in ("compensated", "in_float64") if getattr(variant, name)] == [sums] * bool(sums)
+    told = {"compensated": "float32 multiply-adds with compensated sums", "in_float64": "float64 multiply-adds"}
+    assert told.get(sums, "float32 multiply-adds") in choose(wanted).reason
+    single = best(problem(one, H200, "bf16x9"))
+    assert not isinstance(single.stage, LadderStage), "a batch of one matrix"
 
 
 SMALL = [(1, 4096, 4096), (8, 4096, 4096), (4096, 1, 4096), (16, 16, 65536), (64, 64, 64), (1, 1024, 1024), (3, 5, 7)]

@@ -1,4 +1,4 @@
-"""float32 multiply-adds with compensated sums on the simulator: bounds, special values, sums that blocks share."""
+"""Multiply-adds with compensated or float64 sums on the simulator: bounds, special values, sums that blocks share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if not SIMULATOR:
     pytest.skip("runs the kernels on the simulator", allow_module_level=True)
 
 import numba_gemm
-from numba_gemm.kernels.ladder import STAGES, _lanes, _moving
+from numba_gemm.kernels.ladder import STAGES, _each_thread, _lanes, _moving
 from numba_gemm.kernels.ladder.stage import FEW_TERMS, compensates
 from numba_gemm.kernels.ladder.tile_config import TileConfig
 from numba_gemm.kernels.product import Product, dense
@@ -34,7 +34,8 @@ TILES = {
     "4x4": _moving(32, 32, 16, 4, 4, 16, 32),
     "wide": _moving(32, 64, 16, 8, 4, 32, 32),
 }
-CONFIGS = THIN | TILES
+SMALL = {"a 2x4 tile per thread": _each_thread(2, 4, 16), "an element per thread": _each_thread(1, 1, 16)}
+CONFIGS = THIN | TILES | SMALL
 U = accuracy.UNIT_ROUNDOFF
 
 
@@ -49,7 +50,7 @@ def multiply(
     partition: Partition | None = None,
 ) -> np.ndarray:
     """Return the product in a configuration, by default of one block per tile."""
-    stage = STAGES["thin" if config.lanes_k > 1 else "stream_k"]
+    stage = STAGES["thin" if config.lanes_k > 1 else "small_matrices" if config.tiles > 1 else "stream_k"]
     out = np.full((a.shape[0], b.shape[1]), np.nan, np.float32) if c is None else c
     tiles = -(-out.shape[0] // config.BM) * -(-out.shape[1] // config.BN)
     operands = [Matrix(x.ctypes.data, *x.shape, *x.strides, 0, x) for x in (a, b, out)]
@@ -90,6 +91,17 @@ def test_terms_that_plain_sums_lose(name: str) -> None:
     got, plain = (float(multiply(CONFIGS[name], a, b, precision=one)[0, 0]) for one in ("bf16x6", "ieee"))
     assert abs(got - exact) <= U * exact
     assert (abs(plain - exact) > U * exact) == (name != "row"), "a thread with a single sum adds in float64 anyway"
+
+
+@pytest.mark.parametrize("k", [1, 4, FEW_TERMS + 1, 19, 1003])
+@pytest.mark.parametrize("kind", ["positive", "log-uniform", "cancelling"])
+@pytest.mark.parametrize("name", SMALL)
+def test_float64_sums_are_rounded_once(name: str, kind: str, k: int) -> None:
+    a, b = drawn(kind, 3, 8, k)
+    got = multiply(SMALL[name], a, b, precision="bf16x9")
+    exact = np.array([[math.fsum(a[i].astype(float) * b[:, j].astype(float)) for j in range(8)] for i in range(3)])
+    scale = np.abs(a).astype(float) @ np.abs(b).astype(float)
+    assert (np.abs(got - exact) <= U * np.abs(exact) + k * 2.0**-53 * scale).all()
 
 
 @pytest.mark.parametrize("by_floats", [False, True])
@@ -146,14 +158,16 @@ SPECIAL: dict[str, dict[int, float]] = {
 
 
 @pytest.mark.parametrize("special", SPECIAL)
-@pytest.mark.parametrize("name", CONFIGS)
-def test_special_values(name: str, special: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "precision"), [*((name, "bf16x6") for name in CONFIGS), *((name, "bf16x9") for name in SMALL)]
+)
+def test_special_values(name: str, precision: str, special: str) -> None:
     a, b = np.ones((2, 100), np.float32), np.ones((100, 3), np.float32)
     for k, value in SPECIAL[special].items():
         a[1, k] = value
     with np.errstate(over="ignore", invalid="ignore"):
         expected = np.float32(a[1].astype(np.float64).sum())
-    got = multiply(CONFIGS[name], a, b)
+    got = multiply(CONFIGS[name], a, b, precision=precision)
     assert (got[0] == 100).all()
     assert np.array_equal(got[1], np.full(3, expected), equal_nan=True)
 
@@ -215,7 +229,7 @@ def test_large_tiles_have_no_compensated_sums() -> None:
 
 
 @pytest.mark.parametrize(("batch", "b_shape"), [((3,), (64, 8)), ((2, 3), (64, 8)), ((2, 3), (3, 64, 8))])
-@pytest.mark.parametrize("stage", ["thin", "stream_k"])
+@pytest.mark.parametrize("stage", ["thin", "stream_k", "small_matrices"])
 def test_plan_whose_parts_have_other_shapes(stage: Any, batch: tuple[int, ...], b_shape: tuple[int, ...]) -> None:
     generator = np.random.default_rng(7)
     a = generator.standard_normal((*batch, 8, 64), dtype=np.float32)
@@ -228,8 +242,11 @@ def test_plan_whose_parts_have_other_shapes(stage: Any, batch: tuple[int, ...], 
         assert compared.ok, compared
 
 
-@pytest.mark.parametrize("stage", ["thin", "stream_k"])
-def test_batch_with_an_epilogue(stage: Any) -> None:
+@pytest.mark.parametrize(
+    ("stage", "precision"),
+    [("thin", "bf16x6"), ("stream_k", "bf16x6"), ("small_matrices", "bf16x6"), ("small_matrices", "bf16x9")],
+)
+def test_batch_with_an_epilogue(stage: Any, precision: Any) -> None:
     def shift(value: Any, row: Any, col: Any, bias: Any) -> Any:
         return value + bias[row]
 
@@ -237,13 +254,13 @@ def test_batch_with_an_epilogue(stage: Any) -> None:
     a = generator.standard_normal((2, 3, 5, 40), dtype=np.float32)
     b = generator.standard_normal((3, 40, 2), dtype=np.float32)
     bias = np.arange(5, dtype=np.float32)
-    got = numba_gemm.tiled_sgemm(a, b, stage=stage, precision="bf16x6", epilogue=shift, epilogue_args=(bias,))
+    got = numba_gemm.tiled_sgemm(a, b, stage=stage, precision=precision, epilogue=shift, epilogue_args=(bias,))
     for i in range(2):
         for j in range(3):
             expected, scale = accuracy.reference(1.0, a[i, j], b[j])
-            compared = accuracy.compare(got[i, j], expected + bias[:, None], scale + bias[:, None], 40, "bf16x6")
+            compared = accuracy.compare(got[i, j], expected + bias[:, None], scale + bias[:, None], 40, precision)
             assert compared.ok, compared
-    told = str(numba_gemm.explain(a, b, stage=stage, precision="bf16x6"))
-    assert "float32 multiply-adds with compensated sums" in told
+    told = str(numba_gemm.explain(a, b, stage=stage, precision=precision))
+    assert ("float64 multiply-adds" if precision == "bf16x9" else "float32 multiply-adds with compensated sums") in told
     assert "decomposed" not in told
-    assert numba_gemm.plan(5, 2, 40, stage=stage, precision="bf16x6").precision == "bf16x6"
+    assert numba_gemm.plan(5, 2, 40, stage=stage, precision=precision).precision == precision

@@ -229,6 +229,7 @@ RECORDS = (
         test_config=_each_thread(2, 4, 64),
         schedule=partition_layout,
         undivided=True,
+        precisions=(IEEE, "bf16x6", "bf16x9"),
         min_cc=(8, 0),
     ),
     LadderStage(

@@ -4,20 +4,24 @@ Bottleneck before: short_sums and thin give each block a tile of one matrix. Mos
     8x8 matrix, and a multiprocessor starts a block every 270 ns, whatever it computes.
 Idea: the thread tiles of all matrices form one line, of which each block takes the next 256. There is no shared memory:
     a thread reads its rows of A and columns of B itself, four terms at a time, and waits for no other thread. Most of
-    what it reads its neighbours read, too, so it comes from the L1 cache.
+    what it reads its neighbours read, too, so it comes from the L1 cache. In "bf16x6", sums are compensated after every
+    four terms (see `device.compensated`). In "bf16x9", they are float64, which keeps all bits of the products, as nine
+    products of parts do.
 Traffic: A, B and C once each, if the L1 cache keeps what a block reads as long as its threads read it.
-Registers and shared memory: TM*TN accumulators, and four terms of TM rows and TN columns; no shared memory.
+Registers and shared memory: TM*TN accumulators, twice as many in "bf16x6" and "bf16x9", and four terms of TM rows and
+    TN columns; no shared memory.
 Measured: products of 3x3, 4x4, 6x6, 8x8, 12x12, 16x16 and 24x24 matrices, 14,467 to 65,536 of them, on an NVIDIA
     H200, by tiled_sgemm: 33.1, 27.5, 16.7, 8.61, 4.17, 2.32 and 1.12 times as fast as cuBLAS SGEMM.
 Limits: each thread loads what it multiplies, four terms at a time or, if they are not aligned, one. From about 32
     rows, columns and terms on, tiles in shared memory need fewer loads, and are faster. If k is the contiguous axis of
     B, the lanes of a warp read different lines of the L1 cache, which takes longer from 16 terms on. "auto" considers
-    this stage for batches in float32 and, on 9.0, in other precisions where float32 sums are accurate enough.
+    this stage for batches, in "ieee" on any GPU and in other precisions on 9.0.
 """
 
-from numba import cuda, float32, int64, uint32
+from numba import cuda, float32, float64, int64, uint32
 
 from ...device.address import address_of, col_step, global_load1, global_load4, row_step, transposed
+from ...device.compensated import compensated_sums
 from ...device.matrix import shifted
 from ...device.partition import batch_place
 from ...device.store import element_store, store_axpby4
@@ -30,7 +34,10 @@ TERMS = 4  # that are read at a time
 def build(config, variant):
     TM, TN, THREADS = config.TM, config.TN, config.threads
     A_ALONG, B_ALONG, B_ACROSS = variant.a == "along4", variant.b == "along4", variant.b == "across4"
-    VECTORS = variant.c_aligned
+    VECTORS, COMPENSATED = variant.c_aligned, variant.compensated
+    SUM = float64 if variant.in_float64 else float32
+    TOTALS = (TM, TN) if COMPENSATED else (1, 1)
+    clear, add_exactly, finish = compensated_sums(TM, TN)
     require(
         config,
         {
@@ -38,7 +45,7 @@ def build(config, variant):
             f"BK == {TERMS}": config.BK == TERMS,
             "TN == 4 for vectors": TN == 4 or not (B_ACROSS or VECTORS),
             "no epilogue of vectors": variant.epilogue is None or not VECTORS,
-            "plain sums": not variant.compensated,
+            "compensated or float64 sums": not (COMPENSATED and variant.in_float64),
         },
     )
     store1 = element_store(variant.epilogue)
@@ -95,16 +102,20 @@ def build(config, variant):
 
             a_frag = cuda.local.array((TM, TERMS), float32)
             b_frag = cuda.local.array((TERMS, TN), float32)
-            acc = cuda.local.array((TM, TN), float32)
+            acc = cuda.local.array((TM, TN), SUM)
+            total = cuda.local.array(TOTALS, float32)  # compensated sums, but for what acc still has
             # Bytes from the first row, and from the first column, to each; to the last one from those beyond it.
             a_rows = cuda.local.array(TM, int64)
             b_columns = cuda.local.array(TN, int64)
             for i in range(TM):
                 a_rows[i] = min(int64(i), x.shape[0] - 1 - row) * row_step(x) if i > 0 else int64(0)
                 for j in range(TN):
-                    acc[i, j] = float32(0)
+                    acc[i, j] = SUM(0)
             for j in range(TN):
                 b_columns[j] = min(int64(j), y.shape[0] - 1 - col) * row_step(y) if j > 0 else int64(0)
+
+            if COMPENSATED:
+                clear(total)
 
             a_at, b_at, left = address_of(x, row, 0), address_of(y, col, 0), uint32(x.shape[1])
             while left >= uint32(TERMS):
@@ -116,7 +127,9 @@ def build(config, variant):
                 for p in range(TERMS):
                     for i in range(TM):
                         for j in range(TN):
-                            acc[i, j] += a_frag[i, p] * b_frag[p, j]
+                            acc[i, j] += SUM(a_frag[i, p]) * SUM(b_frag[p, j])
+                if COMPENSATED:
+                    add_exactly(total, acc)
                 a_at, b_at = a_at + TERMS * col_step(x), b_at + TERMS * col_step(y)
                 left = uint32(left - uint32(TERMS))
             while left > uint32(0):
@@ -125,15 +138,18 @@ def build(config, variant):
                 for i in range(TM):
                     value = global_load1(x, a_at + a_rows[i])[0]
                     for j in range(TN):
-                        acc[i, j] += value * b_frag[0, j]
+                        acc[i, j] += SUM(value) * SUM(b_frag[0, j])
                 a_at, b_at = a_at + col_step(x), b_at + col_step(y)
                 left = uint32(left - uint32(1))
 
+            if COMPENSATED:
+                finish(total, acc)
             for i in range(TM):
                 if VECTORS:
-                    store_axpby4(z, row + i, col, alpha, (acc[i, 0], acc[i, 1], acc[i, 2], acc[i, 3]), beta)
+                    s0, s1, s2, s3 = float32(acc[i, 0]), float32(acc[i, 1]), float32(acc[i, 2]), float32(acc[i, 3])
+                    store_axpby4(z, row + i, col, alpha, (s0, s1, s2, s3), beta)
                 else:
                     for j in range(TN):
-                        store1(z, row + i, col + j, alpha, acc[i, j], beta, vectors)
+                        store1(z, row + i, col + j, alpha, float32(acc[i, j]), beta, vectors)
 
     return small_matrices

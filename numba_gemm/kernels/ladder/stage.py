@@ -62,6 +62,8 @@ class Variant(NamedTuple):
         True if C is aligned, and rows may end within a vector.
     tails : bool
         True if rows of A or of B may end within a vector of `a` or `b`.
+    in_float64 : bool
+        True for sums in float64, in `small_matrices`.
     """
 
     a: str
@@ -72,21 +74,32 @@ class Variant(NamedTuple):
     compensated: bool = False
     c_partial: bool = False
     tails: bool = False
+    in_float64: bool = False
 
     @property
     def name(self) -> str:
         """Accesses and alignment in one word."""
         c = ("partial" if self.c_partial else "aligned") if self.c_aligned else "any"
         word = f"{self.a}_{self.b}{'_tails' if self.tails else ''}_{c}{'_compensated' if self.compensated else ''}"
+        word += "_float64" if self.in_float64 else ""
         return word if self.epilogue is None else f"{word}_{getattr(self.epilogue, '__name__', 'epilogue')}"
 
 
 FEW_TERMS = 8  # of a sum, for which plain multiply-adds keep the bound, see `numba_gemm.device.compensated`
+IN_FLOAT64 = "bf16x9"  # precision in which `small_matrices` adds in float64
+
+
+def sums_of(precision: str, k: int) -> tuple[bool, bool]:
+    """Return whether sums of k terms are compensated in a precision, and whether they are float64."""
+    in_float64 = precision == IN_FLOAT64
+    return precision != IEEE and k > FEW_TERMS and not in_float64, in_float64
 
 
 def compensates(config: TileConfig) -> bool:
     """Return True if a configuration has compensated sums: it has registers for them, and tiles that are not narrow."""
     sums = config.TM * config.TN
+    if config.tiles > 1:
+        return True
     if config.in_lanes:
         return sums <= (64 if config.BM > config.BN else 32)
     return config.lanes_k == 1 and sums <= 32 <= config.BN
@@ -109,7 +122,7 @@ def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     """Return the fastest variant that these operands allow."""
     batch, x, y, in_lanes = product.batch, product.a, product.b.transposed, config.in_lanes
     if config.tiles > 1:
-        return _direct_variant_of(config, product)
+        return _direct_variant_of(config, product, precision)
     of_a, of_b = covering(config, config.BM), covering(config, config.BN)
     if in_lanes and config.BM == 1:  # a row of a large A
         of_a = ("along4", *of_a)
@@ -136,7 +149,7 @@ def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     return Variant(a, b, aligned or partial, product.epilogue, len(product.vectors), compensated, partial, tails)
 
 
-def _direct_variant_of(config: TileConfig, product: Product) -> Variant:
+def _direct_variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     """Return the fastest variant of `small_matrices`, whose threads read vectors of rows of A and rows or columns of B.
 
     Terms beyond the last vector are read one by one, and columns of B are whole vectors, or read one by one.
@@ -146,7 +159,10 @@ def _direct_variant_of(config: TileConfig, product: Product) -> Variant:
     if config.TN == 4 and b == "any":
         b = access_of(("across4",), y, reduce(or_, batch.b))
     aligned = config.TN == 4 and c.cols % 4 == 0 and c.aligned_rows and reduce(or_, batch.c) % VECTOR_BYTES == 0
-    return Variant(a, b, aligned and product.epilogue is None, product.epilogue, len(product.vectors))
+    compensated, in_float64 = sums_of(precision, product.k)
+    vectors = aligned and product.epilogue is None
+    plain = Variant(a, b, vectors, product.epilogue, len(product.vectors), compensated)
+    return plain._replace(in_float64=True) if in_float64 else plain
 
 
 @lru_cache(maxsize=256)
@@ -247,13 +263,13 @@ class LadderStage(Stage):
         """Return the kernel that multiplies operands of these layouts."""
         return self.kernel_of(config, self.variant(config, product, precision))
 
-    def usual_kernel(self, config: TileConfig, aligned: bool = True) -> Kernel:
+    def usual_kernel(self, config: TileConfig, aligned: bool = True, precision: str = IEEE) -> Kernel:
         """Return the kernel for operands stored by rows: of any strides, or with the strongest guarantees."""
         if not self.takes_variants:
             return self.kernel_of(config, self.fits[0] if aligned else ANY)
         strides = (VECTOR_BYTES, FLOAT32_BYTES) if aligned else (3 * FLOAT32_BYTES, 2 * FLOAT32_BYTES)
-        layout = Layout(4, 4, *strides)
-        return self.kernel(config, Product(layout, layout, layout))
+        layout = Layout(16, 16, *strides)
+        return self.kernel(config, Product(layout, layout, layout), precision)
 
     def own_launches(
         self, config: TileConfig, product: Product, precision: str, partition: Partition | None, gpu: Gpu
