@@ -597,8 +597,9 @@ short[columns].sort_values("k").head(12)
 # A batch of 65,536 products of 4x4 matrices has as many tiles, if no two matrices share one, and a multiprocessor
 # starts a block every 270 ns. The matrices are 12.6 MB in all, which memory delivers in 3 us. In `small_matrices`, each
 # thread computes a tile of 2x4, 4x1 or 1x1 elements of one matrix, and a block has 256 of them, of as many matrices as
-# that takes. How long do the blocks take to start, if each has one matrix, and how long if they have 256 tiles of 2x4?
-# (There are 132 multiprocessors.)
+# that takes. (Of sums with many terms, 8 or 32 lanes share a tile, and add their sums at the end.) How long do the
+# blocks take to start, if each has one matrix, and how long if they have 256 tiles of 2x4? (There are 132
+# multiprocessors.)
 
 # %%
 starting = notebook.predict("us, one block per matrix", ...)

@@ -14,10 +14,10 @@ most 2 n u units if a thread adds n terms: an eighth of a unit for a million, on
 
 The kernels' bound, to first order, is 8 units, 2^-21, for each element of ``A @ B``. `stream_k` has chunks of up to six
 terms, and adds the total and the remainder at the end: 6 + 1 + 1 units. `small_matrices` does the same with chunks of
-four terms: 4 + 1 + 1 units. `thin` has such chunks, too, and each lane adds total and remainder. Sums of lanes, and of
-blocks, are added in float64 and kept in two floats, so only the element itself is rounded once more:
-4 + 1 + 1 + 1 units. Up to 8 terms need no compensation: plain sums err by at most one unit per term
-(Jeannerod and Rump, 2013, doi:10.1137/120894488).
+four terms: 4 + 1 + 1 units; or lanes add both in float64, which errs no more. `thin` has such chunks, and each lane
+adds total and remainder. Sums of lanes, and of blocks, are added in float64 and kept in two floats, so only the element
+itself is rounded once more: 4 + 1 + 1 + 1 units. Up to 8 terms need no compensation: plain sums err by at most one unit
+per term (Jeannerod and Rump, 2013, doi:10.1137/120894488).
 """
 
 from __future__ import annotations

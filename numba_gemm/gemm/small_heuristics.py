@@ -1,7 +1,8 @@
 """Candidates of `small_matrices` for a batch of small matrices, and the clocks that each is expected to take.
 
 The constants are fitted to 1,400 candidates for 300 random batches of up to 200 rows, columns and terms on an H200
-(132 SMs at 1.98 GHz, graph replays; docs/experiments.md), those of compensated and float64 sums to 163 for 71.
+(132 SMs at 1.98 GHz, graph replays; docs/experiments.md); those of compensated and float64 sums to 163 for 71, and
+those of lanes to 294 for 108.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from .problem import Problem
 __all__ = ["SMALL", "SmallCosts", "candidates"]
 
 SMALL = STAGES["small_matrices"]
-# Elements of C of each matrix, and terms of a sum, up to which it is considered. If k is the contiguous axis of B, the
-# lanes of a warp read different lines, and it is considered for a B of few elements alone.
-MOST_ELEMENTS, MOST_TERMS = 1 << 13, 256
+# Elements of C of each matrix, and terms of a sum, up to which threads that have a tile each are considered, and lanes
+# that share one. If k is the contiguous axis of B, threads read different lines, and are considered for a B of few
+# elements alone.
+MOST_ELEMENTS, MOST_TERMS = 1 << 13, 128
+MOST_ELEMENTS_OF_LANES, MOST_TERMS_OF_LANES = 1 << 10, 1 << 11
 MOST_ALONG = 1 << 10
 LINE = 32  # floats of a line of the L1 cache
 # Clocks that an SM is busy: with a warp's start; with each line that it reads; with each multiply-add of its lanes, and
@@ -33,6 +36,8 @@ FIRST, FOUR, ONE, LOAD, STORE = 725, 242, 157, 6.2, 95
 # float64 sums, for each element that is converted, and for each term.
 COMPENSATE, COMPENSATED_FOUR = 1.6, 36
 CONVERT, WIDE_TERM = 1.5, 7
+# Clocks that the SM is busy, and that a thread waits, for each exchange of a sum among lanes.
+EXCHANGE, EXCHANGED = 1.1, 42
 # If the blocks of an SM read more than these bytes in all, the L1 cache does not keep lines until all their floats are
 # read. Clocks that the SM is busy with reading a line again, for each multiple of these bytes, at most three.
 KEPT_BYTES, AGAIN, MOST_AGAIN = 3.01e5, 0.585, 3
@@ -72,16 +77,20 @@ def candidates(
     everything : bool
         True if it is considered for any product.
     """
-    if not everything and (wanted.m * wanted.n > MOST_ELEMENTS or wanted.k > MOST_TERMS):
+    elements = wanted.m * wanted.n
+    by_threads = everything or (elements <= MOST_ELEMENTS and wanted.k <= MOST_TERMS)
+    by_lanes = everything or (elements <= MOST_ELEMENTS_OF_LANES and wanted.k <= MOST_TERMS_OF_LANES)
+    if not (by_threads or by_lanes):
         return []
     found = []
     for swapped in (False,) if wanted.epilogue else (False, True):
         turned = wanted.swapped if swapped else wanted
-        if turned.b_along and turned.n * turned.k > MOST_ALONG and not everything:
-            continue
+        few_lines = everything or not turned.b_along or turned.n * turned.k <= MOST_ALONG
         by_rows = not turned.by_columns and (turned.c_vectors or (swapped and wanted.c_sectors))
         vectors = turned.b_vectors and by_rows and turned.n % 4 == 0
         for i, config in enumerate(SMALL.configs):
+            if not (by_lanes if config.lanes_k > 1 else by_threads and few_lines):
+                continue
             tiles = -(-turned.m // config.BM) * -(-turned.n // config.BN) * wanted.matrices
             if tiles > MAX_LINE or (config.TN > 1 and not vectors):  # larger tiles only help with vectors
                 continue
@@ -94,26 +103,36 @@ def clocks_of(config: TileConfig, wanted: Problem, memory: float) -> float:
     """Return the clocks that a product is expected to take in a configuration, given those that its bytes take."""
     compensated, in_float64 = sums_of(wanted.precision, wanted.k)
     m, n, k, matrices, TM, TN = wanted.m, wanted.n, wanted.k, wanted.matrices, config.TM, config.TN
-    down, across = -(-m // TM), -(-n // TN)
+    down, across, lanes = -(-m // TM), -(-n // TN), config.lanes_k
     blocks = -(-down * across * matrices // config.tiles)
-    rows, cols = min(down, -(-WARP // across)), min(across, WARP)  # of thread tiles, in a warp
-    of_warp = max(1.0, WARP / (down * across))  # matrices
+    of_warp = WARP // lanes  # thread tiles
+    rows, cols = min(down, -(-of_warp // across)), min(across, of_warp)
+    in_warp = max(1.0, of_warp / (down * across))  # matrices
+    a_fours, b_fours = wanted.a_along and wanted.a_vectors, wanted.b_along and wanted.b_vectors  # vectors of four terms
+    if lanes > 1:
+        a_fours = b_fours = a_fours and b_fours
+    run = max(1.0, (4 if a_fours else 1) * lanes / LINE)  # lines that lanes read along k
 
     def lines(of_matrix: float, elements: int) -> float:
         """Return the lines that an instruction of a warp touches, given those of a matrix and all its elements."""
-        return max(1.0, min(of_warp * of_matrix, of_warp * elements / LINE))
+        return max(1.0, min(in_warp * of_matrix, in_warp * elements / LINE))
 
-    of_a = min(rows, max(1.0, rows * TM * k / LINE)) if wanted.a_along else max(1.0, rows * TM / LINE)
-    of_b = min(cols, max(1.0, cols * TN * k / LINE)) if wanted.b_along else max(1.0, cols * TN / LINE)
+    def lines_of(tiles: int, extent: int, whole: int, along: bool) -> float:
+        """Return the lines of a matrix that a load touches, of so many thread tiles' rows or columns."""
+        if along:
+            return run * min(tiles, max(1.0, tiles * extent * k / LINE))
+        one = max(1.0, tiles * extent / LINE)
+        return one if lanes == 1 else min(lanes * one, max(1.0, lanes * whole / LINE))
+
+    of_a, of_b = lines_of(rows, TM, m, wanted.a_along), lines_of(cols, TN, n, wanted.b_along)
     of_c = min(rows * cols, max(1.0, cols * TN * m / LINE))
     if not wanted.by_columns:
         of_c = min(rows * cols, max(rows * min(1.0, TM * n / LINE), cols * TN / LINE, 1.0))
     a_lines, b_lines, c_lines = lines(of_a, m * k), lines(of_b, n * k), lines(of_c, m * n)
-    fours, ones = divmod(k, 4)
-    of_row = 1 if wanted.a_along and wanted.a_vectors else 4  # loads of four terms
-    a_loads = fours * TM * of_row + ones * TM
-    b_loads = fours * (4 if TN > 1 and not wanted.b_along else TN * (1 if wanted.b_along and wanted.b_vectors else 4))
-    b_loads += ones * TN
+    fours, ones = divmod(k, 4) if lanes == 1 else (-(-k // (4 * lanes)), 0)  # terms of a thread, in fours and others
+    terms = 4 * fours + ones
+    a_loads = fours * TM * (1 if a_fours else 4) + ones * TM
+    b_loads = fours * (4 if TN > 1 and not wanted.b_along else TN * (1 if b_fours else 4)) + ones * TN
     stores = TM * TN if wanted.epilogue else TM  # without an epilogue, rows of a tile are written at once
     reads = a_loads * a_lines + b_loads * b_lines
     # Lines along k have floats for the next terms, too: these may be evicted before they are read.
@@ -121,14 +140,18 @@ def clocks_of(config: TileConfig, wanted: Problem, memory: float) -> float:
     kept = min(RESIDENT * max(1.0, config.tiles / (down * across)), matrices / wanted.sm_count)
     again = min(max(4 * kept * (m * k + k * n) / KEPT_BYTES - 1.0, 0.0), MOST_AGAIN)
     warps = max(blocks / wanted.sm_count, 1.0) * config.threads / WARP  # of an SM
-    busy = START + READ * reads + MULTIPLY * TM * TN * k + WRITE * stores * c_lines + AGAIN * along * again
+    busy = START + READ * reads + MULTIPLY * TM * TN * terms + WRITE * stores * c_lines + AGAIN * along * again
     waiting = FIRST + FOUR * fours + ONE * ones + LOAD * (a_loads + b_loads) + STORE * stores
+    if lanes > 1:
+        steps = TM * TN * (lanes.bit_length() - 1)
+        busy += EXCHANGE * steps
+        waiting += EXCHANGED * steps
     if compensated:
         busy += COMPENSATE * TM * TN * fours
         waiting += COMPENSATED_FOUR * fours
     elif in_float64:
-        busy += CONVERT * (TM + TN) * k
-        waiting += WIDE_TERM * k
+        busy += CONVERT * (TM + TN) * terms
+        waiting += WIDE_TERM * terms
     busy *= warps
     both = (busy**OVERLAP + waiting**OVERLAP) ** (1 / OVERLAP)
     return LAUNCH + (both**MEMORY_OVERLAP + memory**MEMORY_OVERLAP) ** (1 / MEMORY_OVERLAP)

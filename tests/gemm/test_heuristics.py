@@ -207,13 +207,46 @@ def test_four_columns_per_thread_of_a_column_major_c_are_those_of_its_transpose(
         assert [one.swapped for one in found if one.config.tiles > 1 and one.config.TN == 4] == [True] * sectors
 
 
+# Batches whose sums are shared by lanes, of which other stages were measured to take 1.4 to 1.6 times as long.
 @pytest.mark.parametrize(
-    "other",
+    ("batch", "tile"),
     [
-        *({"k": 257}, {"m": 1025, "n": 8}, {"matrices": 1}, {"cc": (7, 5)}),
-        {"k": 129, "b_along": True},
+        *(((14317, 2, 5, 469), "4x1x32-4x1-k8"), ((8670, 1, 9, 227), "4x1x32-4x1-k8")),
+        *(((883, 1, 1, 239), "1x1x128-1x1-k32"), ((2150, 2, 1, 96), "1x1x128-1x1-k32")),
     ],
 )
+def test_lanes_share_tiles_of_longer_sums(batch, tile):
+    matrices, *extents = batch
+    wanted = Problem(*extents, matrices, a_along=True, b_along=True, aligned=False, vectors=False)
+    wanted = wanted._replace(a_vectors=False, b_vectors=False, c_vectors=False)
+    choice = best(wanted)
+    assert choice.stage is STAGES["small_matrices"]
+    assert choice.config.name.startswith(f"{tile}-")
+    tiles = matrices * min(-(-m // choice.config.BM) * n for m, n in (extents[:2], extents[1::-1]))
+    assert choice.partition == (-(-tiles // choice.config.tiles), tiles)
+    assert choice == choose(wanted)._replace(reason="")
+
+
+@pytest.mark.parametrize(
+    ("batch", "b_along", "lanes"),
+    [
+        ((8, 8, 128), False, {1, 8, 32}),
+        ((8, 8, 129), False, {8, 32}),
+        ((8, 8, 2048), False, {8, 32}),
+        ((32, 32, 64), False, {1, 8, 32}),
+        ((33, 32, 64), False, {1}),
+        ((8, 9, 113), True, {1, 8, 32}),  # the transpose of 8x9 has a B of 8 columns
+        ((9, 9, 114), True, {8, 32}),
+    ],
+)
+def test_threads_have_tiles_of_short_sums_and_lanes_those_of_small_matrices(batch, b_along, lanes):
+    wanted = Problem(*batch, 1000, a_along=b_along, b_along=b_along)
+    if b_along:  # then k is contiguous in the B of the transpose, too
+        assert wanted.swapped.b_along
+    assert {one.config.lanes_k for one in ranked(wanted) if one.stage is STAGES["small_matrices"]} == lanes
+
+
+@pytest.mark.parametrize("other", [{"k": 2049}, {"m": 1025, "n": 8}, {"matrices": 1}, {"cc": (7, 5)}])
 def test_other_batches_have_blocks_of_their_own(other):
     assert any(one.stage is STAGES["small_matrices"] for one in ranked(Problem(8, 8, 8, 10_000)))
     assert not any(one.stage is STAGES["small_matrices"] for one in ranked(Problem(8, 8, 8, 10_000)._replace(**other)))

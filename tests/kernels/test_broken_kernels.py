@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.covering import others_exhaustive
 from support.ladder_cases import Case, Outcome, run
-from support.mutants import BARRIER, SLICED, STAGED, barriers, mutant
+from support.mutants import BARRIER, LANES, SLICED, STAGED, barriers, mutant
 from support.schedule_cases import Shared, run_shared, shared_cases
 
 from numba_gemm.device import partition as partitions
@@ -88,6 +88,8 @@ def table(stage: LadderStage) -> Iterator[Callable[[], Outcome]]:
                 (SLICED, Shared("across1 along1", (33, 31, 71), 3, whole=1, epilogue=True)),
                 (SLICED, Shared("across4 across4", (28, 31, 13), 1)),
             ]
+        if stage.name == "small_matrices":
+            shared += [(LANES, case) for case in shared_cases(stage, LANES)[1:9]]
         if stage.name == "thin":
             shared.append((config, Shared("along4 across4", (2 * bm, bn, 18 * bk), 37)))
         for own, one in shared:
@@ -416,12 +418,22 @@ MUTATIONS = [
     ("small_matrices", "stage", "min(int64(j), y.shape[0] - 1 - col)", "int64(j)", 0),
     ("small_matrices", "stage", "at + p * col_step(y)", "at", 0),
     ("small_matrices", "stage", "at + 3 * step", "at + 2 * step", 0),
-    ("small_matrices", "stage", "a_at + TERMS * col_step(x)", "a_at", 0),
-    ("small_matrices", "stage", "b_at + TERMS * col_step(y)", "b_at + col_step(y)", 0),
+    ("small_matrices", "stage", "a_at + CHUNK * col_step(x)", "a_at", 0),
+    ("small_matrices", "stage", "b_at + CHUNK * col_step(y)", "b_at + col_step(y)", 0),
     ("small_matrices", "stage", "while left > uint32(0)", "while left > uint32(1)", 0),
     ("small_matrices", "stage", "b_at + b_columns[j]", "b_at", 0),
     ("small_matrices", "stage", "z, row + i, col, alpha", "z, row, col, alpha", 0),
-    ("small_matrices", "stage", "row + i, col + j", "row + i, col", 0),
+    ("small_matrices", "stage", "row + i, col + j", "row + i, col", 1),
+    ("small_matrices", "stage", "z, row + i, col + j", "z, row + i, col", 0),
+    ("small_matrices", "stage", "index = uint32(0)", "index = index", 0),
+    ("small_matrices", "stage", "if inside and lane ==", "if lane ==", 0),
+    ("small_matrices", "stage", "min(left, first)", "uint32(0)", 0),
+    ("small_matrices", "stage", "step = min(left, step)", "step = step", 0),
+    ("small_matrices", "stage", "step = min(left, step)", "step = left", 0),
+    ("small_matrices", "stage", "step = min(left, step)", "step = left", 1),
+    ("small_matrices", "stage", "(TERMS - 1) * APART + 1", "TERMS", 0),
+    ("small_matrices", "stage", "FIRST = TERMS if APART == 1 else 1", "FIRST = 1", 0),
+    ("small_matrices", "stage", "1 << step", "1", 0),
     (
         "thin",
         "store",

@@ -34,7 +34,12 @@ TILES = {
     "4x4": _moving(32, 32, 16, 4, 4, 16, 32),
     "wide": _moving(32, 64, 16, 8, 4, 32, 32),
 }
-SMALL = {"a 2x4 tile per thread": _each_thread(2, 4, 16), "an element per thread": _each_thread(1, 1, 16)}
+SMALL = {
+    "a 2x4 tile per thread": _each_thread(2, 4, 16),
+    "an element per thread": _each_thread(1, 1, 16),
+    "four rows per 8 lanes": _each_thread(4, 1, 32, lanes=8),
+    "an element per warp": _each_thread(1, 1, 64, lanes=32),
+}
 CONFIGS = THIN | TILES | SMALL
 U = accuracy.UNIT_ROUNDOFF
 
@@ -50,7 +55,7 @@ def multiply(
     partition: Partition | None = None,
 ) -> np.ndarray:
     """Return the product in a configuration, by default of one block per tile."""
-    stage = STAGES["thin" if config.lanes_k > 1 else "small_matrices" if config.tiles > 1 else "stream_k"]
+    stage = STAGES["small_matrices" if config.tiles > 1 else "thin" if config.lanes_k > 1 else "stream_k"]
     out = np.full((a.shape[0], b.shape[1]), np.nan, np.float32) if c is None else c
     tiles = -(-out.shape[0] // config.BM) * -(-out.shape[1] // config.BN)
     operands = [Matrix(x.ctypes.data, *x.shape, *x.strides, 0, x) for x in (a, b, out)]

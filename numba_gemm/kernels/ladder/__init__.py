@@ -33,9 +33,9 @@ def _one_tile(BM, BN, BK, TM, min_blocks=0):
     return TileConfig(BM, BN, BK, TM, 1, pad=4, pad_b=4, dynamic=True, min_blocks=min_blocks)
 
 
-def _each_thread(TM, TN, threads):
-    """Return tiles of `small_matrices`: each thread has one, and four terms at a time."""
-    return TileConfig(TM, TN, 4, TM, TN, tiles=threads)
+def _each_thread(TM, TN, threads, lanes=1):
+    """Return tiles of `small_matrices`: each thread, or so many lanes together, has one, and four terms at a time."""
+    return TileConfig(TM, TN, 4 * lanes, TM, TN, lanes_k=lanes, tiles=threads // lanes)
 
 
 def _lanes(BM, BN, TM, TN, lanes, steps=1, slots=3, min_blocks=0):
@@ -225,6 +225,8 @@ RECORDS = (
             _each_thread(2, 4, 256),
             _each_thread(4, 1, 256),
             _each_thread(1, 1, 256),
+            _each_thread(4, 1, 256, lanes=8),
+            _each_thread(1, 1, 256, lanes=32),
         ),
         test_config=_each_thread(2, 4, 64),
         schedule=partition_layout,

@@ -4,9 +4,11 @@ Bottleneck before: short_sums and thin give each block a tile of one matrix. Mos
     8x8 matrix, and a multiprocessor starts a block every 270 ns, whatever it computes.
 Idea: the thread tiles of all matrices form one line, of which each block takes the next 256. There is no shared memory:
     a thread reads its rows of A and columns of B itself, four terms at a time, and waits for no other thread. Most of
-    what it reads its neighbours read, too, so it comes from the L1 cache. In "bf16x6", sums are compensated after every
-    four terms (see `device.compensated`). In "bf16x9", they are float64, which keeps all bits of the products, as nine
-    products of parts do.
+    what it reads its neighbours read, too, so it comes from the L1 cache. If few threads would have long sums, 8 or 32
+    lanes of a warp share a tile, and a block has 32 or 8: each lane reads other terms, beside those of its neighbours,
+    and their sums are added by shuffles. In "bf16x6", sums are compensated after every four terms (see
+    `device.compensated`), and those of lanes are added in float64. In "bf16x9", all are float64, which keeps all bits
+    of the products, as nine products of parts do.
 Traffic: A, B and C once each, if the L1 cache keeps what a block reads as long as its threads read it.
 Registers and shared memory: TM*TN accumulators, twice as many in "bf16x6" and "bf16x9", and four terms of TM rows and
     TN columns; no shared memory.
@@ -14,8 +16,9 @@ Measured: products of 3x3, 4x4, 6x6, 8x8, 12x12, 16x16 and 24x24 matrices, 14,46
     H200, by tiled_sgemm: 33.2, 26.7, 16.6, 8.64, 4.22, 2.34 and 1.13 times as fast as cuBLAS SGEMM.
 Limits: each thread loads what it multiplies, four terms at a time or, if they are not aligned, one. From about 32
     rows, columns and terms on, tiles in shared memory need fewer loads, and are faster. If k is the contiguous axis of
-    B, the lanes of a warp read different lines of the L1 cache, which takes longer from 16 terms on. "auto" considers
-    this stage for batches, in "ieee" on any GPU and in other precisions on 9.0.
+    B, threads that have a tile each read different lines of the L1 cache, which takes longer from 16 terms on; if it is
+    not, lanes that share a tile do. "auto" considers this stage for batches, in "ieee" on any GPU and in other
+    precisions on 9.0.
 """
 
 from numba import cuda, float32, float64, int64, uint32
@@ -25,6 +28,7 @@ from ...device.compensated import compensated_sums
 from ...device.matrix import shifted
 from ...device.partition import batch_place
 from ...device.store import element_store, store_axpby4
+from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
 from .tile_config import require
 
@@ -32,17 +36,25 @@ TERMS = 4  # that are read at a time
 
 
 def build(config, variant):
-    TM, TN, THREADS = config.TM, config.TN, config.threads
+    TM, TN, TILES, LANES = config.TM, config.TN, config.tiles, config.lanes_k
     A_ALONG, B_ALONG, B_ACROSS = variant.a == "along4", variant.b == "along4", variant.b == "across4"
     VECTORS, COMPENSATED = variant.c_aligned, variant.compensated
     SUM = float64 if variant.in_float64 else float32
     TOTALS = (TM, TN) if COMPENSATED else (1, 1)
     clear, add_exactly, finish = compensated_sums(TM, TN)
+    # Of several lanes, each reads four terms from memory as a vector, or floats beside those of the other lanes.
+    APART = 1 if LANES == 1 or (A_ALONG and B_ALONG) else LANES  # terms from one of a lane's four to the next
+    FIRST = TERMS if APART == 1 else 1  # terms from a lane's first to that of the next lane
+    CHUNK = TERMS * LANES  # terms of all lanes
+    STEPS = LANES.bit_length() - 1
+    wide = float64 if COMPENSATED else SUM  # type of the sum of all lanes
     require(
         config,
         {
-            "a thread computes a tile": (config.BM, config.BN, config.tiles) == (TM, TN, THREADS),
-            f"BK == {TERMS}": config.BK == TERMS,
+            "a thread has a tile, or several lanes have": (config.BM, config.BN) == (TM, TN),
+            f"BK == {TERMS} * lanes_k": config.BK == CHUNK,
+            "lanes of a whole warp": LANES == 1 or (WARP % LANES == 0 and config.threads % WARP == 0),
+            "vectors along k alone if lanes have a tile": LANES == 1 or not (VECTORS or B_ACROSS or A_ALONG != B_ALONG),
             "TN == 4 for vectors": TN == 4 or not (B_ACROSS or VECTORS),
             "no epilogue of vectors": variant.epilogue is None or not VECTORS,
             "compensated or float64 sums": not (COMPENSATED and variant.in_float64),
@@ -55,13 +67,20 @@ def build(config, variant):
         """Read four terms of a row of an (mn, k) matrix."""
         if along:
             return global_load4(x, at)
-        step = col_step(x)
+        step = APART * col_step(x)
         return (
             global_load1(x, at)[0],
             global_load1(x, at + step)[0],
             global_load1(x, at + 2 * step)[0],
             global_load1(x, at + 3 * step)[0],
         )
+
+    @device_function
+    def of_lanes(value):
+        """Add the sums of a tile's lanes."""
+        for step in range(STEPS):
+            value += cuda.shfl_xor_sync(uint32(0xFFFFFFFF), value, 1 << step)
+        return value
 
     @device_function
     def read_b(y, at, columns, frag):
@@ -79,10 +98,14 @@ def build(config, variant):
 
     @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
     def small_matrices(alpha, a, b, beta, c, partition, vectors):
-        index = uint32(uint32(cuda.blockIdx.x) * uint32(THREADS) + uint32(cuda.threadIdx.x))
+        lane = uint32(uint32(cuda.threadIdx.x) % uint32(LANES))
+        index = uint32(uint32(cuda.blockIdx.x) * uint32(TILES) + uint32(cuda.threadIdx.x) // uint32(LANES))
         rows, cols = uint32(partition.rows), uint32(partition.cols)  # of a matrix, in thread tiles
         of_matrix = uint32(rows * cols)
-        if index < uint32(of_matrix * uint32(partition.matrices)):
+        inside = index < uint32(of_matrix * uint32(partition.matrices))
+        if LANES > 1 and not inside:
+            index = uint32(0)  # computed, but not stored: all lanes of a warp exchange sums
+        if LANES > 1 or inside:
             x, y, z = a, transposed(b), c  # x and y are (mn, k)
             if uint32(partition.matrices) > uint32(1):
                 member = uint32(index // of_matrix)
@@ -113,12 +136,15 @@ def build(config, variant):
                     acc[i, j] = SUM(0)
             for j in range(TN):
                 b_columns[j] = min(int64(j), y.shape[0] - 1 - col) * row_step(y) if j > 0 else int64(0)
-
             if COMPENSATED:
                 clear(total)
 
             a_at, b_at, left = address_of(x, row, 0), address_of(y, col, 0), uint32(x.shape[1])
-            while left >= uint32(TERMS):
+            if LANES > 1:
+                first = uint32(lane * uint32(FIRST))
+                a_at, b_at = a_at + int64(first) * col_step(x), b_at + int64(first) * col_step(y)
+                left = uint32(left - min(left, first))
+            while left >= uint32((TERMS - 1) * APART + 1):
                 for i in range(TM):
                     values = four(x, a_at + a_rows[i], A_ALONG)
                     for p in range(TERMS):
@@ -130,8 +156,11 @@ def build(config, variant):
                             acc[i, j] += SUM(a_frag[i, p]) * SUM(b_frag[p, j])
                 if COMPENSATED:
                     add_exactly(total, acc)
-                a_at, b_at = a_at + TERMS * col_step(x), b_at + TERMS * col_step(y)
-                left = uint32(left - uint32(TERMS))
+                a_at, b_at = a_at + CHUNK * col_step(x), b_at + CHUNK * col_step(y)
+                step = uint32(CHUNK)
+                if LANES > 1:  # other lanes may have the last terms
+                    step = min(left, step)
+                left = uint32(left - step)
             while left > uint32(0):
                 for j in range(TN):
                     b_frag[0, j] = global_load1(y, b_at + b_columns[j])[0]
@@ -139,13 +168,21 @@ def build(config, variant):
                     value = global_load1(x, a_at + a_rows[i])[0]
                     for j in range(TN):
                         acc[i, j] += SUM(value) * SUM(b_frag[0, j])
-                a_at, b_at = a_at + col_step(x), b_at + col_step(y)
-                left = uint32(left - uint32(1))
+                a_at, b_at = a_at + APART * col_step(x), b_at + APART * col_step(y)
+                step = uint32(APART)
+                if LANES > 1:
+                    step = min(left, step)
+                left = uint32(left - step)
 
-            if COMPENSATED:
+            if COMPENSATED and LANES == 1:
                 finish(total, acc)
             for i in range(TM):
-                if VECTORS:
+                if LANES > 1:
+                    for j in range(TN):
+                        value = of_lanes(wide(acc[i, j]) + (wide(total[i, j]) if COMPENSATED else wide(0)))
+                        if inside and lane == uint32((i * TN + j) % LANES):
+                            store1(z, row + i, col + j, alpha, float32(value), beta, vectors)
+                elif VECTORS:
                     s0, s1, s2, s3 = float32(acc[i, 0]), float32(acc[i, 1]), float32(acc[i, 2]), float32(acc[i, 3])
                     store_axpby4(z, row + i, col, alpha, (s0, s1, s2, s3), beta)
                 else:

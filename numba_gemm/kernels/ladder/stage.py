@@ -152,13 +152,23 @@ def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
 def _direct_variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
     """Return the fastest variant of `small_matrices`, whose threads read vectors of rows of A and rows or columns of B.
 
-    Terms beyond the last vector are read one by one, and columns of B are whole vectors, or read one by one.
+    Terms beyond the last vector are read one by one, and columns of B are whole vectors, or read one by one. Lanes that
+    share a tile read vectors along k of both operands, or of none.
     """
     batch, x, y, c = product.batch, product.a, product.b.transposed, product.c
     a, b = access_of(("along4",), x, reduce(or_, batch.a), True), access_of(("along4",), y, reduce(or_, batch.b), True)
-    if config.TN == 4 and b == "any":
+    shared = config.lanes_k > 1
+    if shared and a != b:
+        a = b = "any"
+    if config.TN == 4 and b == "any" and not shared:
         b = access_of(("across4",), y, reduce(or_, batch.b))
-    aligned = config.TN == 4 and c.cols % 4 == 0 and c.aligned_rows and reduce(or_, batch.c) % VECTOR_BYTES == 0
+    aligned = (
+        config.TN == 4
+        and not shared
+        and c.cols % 4 == 0
+        and c.aligned_rows
+        and reduce(or_, batch.c) % VECTOR_BYTES == 0
+    )
     compensated, in_float64 = sums_of(precision, product.k)
     vectors = aligned and product.epilogue is None
     plain = Variant(a, b, vectors, product.epilogue, len(product.vectors), compensated)
