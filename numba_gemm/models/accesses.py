@@ -258,8 +258,16 @@ def _short_sums(config: TileConfig, warp: _Warp) -> Accesses:
 
 
 def _small_matrices(config: TileConfig, warp: _Warp) -> Accesses:
-    across, width = ceil_div(warp.ldb, config.TN), _widest(config.TN)
-    row, col = warp.tid // across * config.TM, warp.tid % across * config.TN
+    across, width, lanes = ceil_div(warp.ldb, config.TN), _widest(config.TN), config.lanes_k
+    tile, lane = warp.tid // lanes, warp.tid % lanes
+    row, col = tile // across * config.TM, tile % across * config.TN
+    if lanes > 1:  # lanes that share a tile read vectors of both operands, or of none
+        for p in range(0, config.BK, lanes):
+            for i in range(config.TM):
+                yield warp.a(row + i, p + lane, 1)
+            for j in range(config.TN):
+                yield warp.b(p + lane, col + j, 1)
+        return
     for i in range(config.TM):
         yield warp.a(row + i, 0, 4)
     for p in range(config.BK):

@@ -152,11 +152,12 @@ def traffic(stage: LadderStage, config: TileConfig, m: int, n: int, k: int, *, i
     if min(m, n, k) < 1:
         raise ValueError(f"m, n, k are {m}, {n}, {k}; expected extents from 1 on; other products move nothing")
     accesses, tiled = k_tile(stage.name, config, k, n), stage.name not in UNTILED and config.tiles == 1
-    if config.tiles > 1:  # one per thread, along the rows of C
-        down, across = ceil_div(m, config.BM), ceil_div(n, config.BN)
-        turns = ceil_div(down * across, WARP) * ceil_div(k, config.BK)
-        ffma = turns * config.BM * config.BN * config.BK
-        BM, BN = max(MOST_THREADS // across, 1) * config.BM, min(across, MOST_THREADS) * config.BN
+    if config.tiles > 1:  # one per thread, or per lanes that share it, along the rows of C
+        down, across, lanes = ceil_div(m, config.BM), ceil_div(n, config.BN), config.lanes_k
+        turns = ceil_div(down * across * lanes, WARP) * ceil_div(k, config.BK)
+        ffma = turns * config.BM * config.BN * (config.BK // lanes)
+        resident = MOST_THREADS // lanes
+        BM, BN = max(resident // across, 1) * config.BM, min(across, resident) * config.BN
         requested, from_l2 = tiled_reads_exact(m, n, k, config.BM, config.BN), tiled_reads_exact(m, n, k, BM, BN)
         read = written = 0
     elif tiled:

@@ -92,8 +92,8 @@ def test_instructions_read_and_write_whole_tiles(stage, config):
     if stage.name in model.UNTILED:
         assert moved == {"global": 2 * config.threads, "load": 0, "store": 0}
         return
-    if config.tiles > 1:  # each thread reads its tile's rows and columns
-        read = config.threads * config.BK * (config.BM + config.BN)
+    if config.tiles > 1:  # each thread reads its tile's rows and columns, or lanes that share one read them together
+        read = config.tiles * config.BK * (config.BM + config.BN)
         assert moved == {"global": read, "load": 0, "store": 0}
         return
     BM, BN, BK = config.BM, config.BN, config.BK
