@@ -315,6 +315,16 @@ def test_compensated_sums_stay_in_registers():
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("config", STAGES["small_matrices"].configs, ids=lambda config: config.name)
+def test_small_matrices_stay_in_registers_in_every_precision(config):
+    sums = ({}, {"compensated": True}, {"in_float64": True})
+    accesses = [("any", "any"), ("along4", "along4")] + [("along4", "across4")] * (config.TN == 4)
+    variants = [Variant(*both, False, **one) for both in accesses for one in sums]
+    cases = [Case(STAGES["small_matrices"], config, MAIN_CC, False, variant=one) for one in variants]
+    check(compile_cases(cases), (stays_in_registers,))
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "config"), COMPENSATED, ids=lambda value: getattr(value, "name", value))
 def test_every_compensated_configuration_stays_in_registers(name, config):
     ways = product(("along4", "across4", "along1", "any"), ("along4", "across4", "across1", "any"))
