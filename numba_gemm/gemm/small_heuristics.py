@@ -1,8 +1,8 @@
 """Candidates of `small_matrices` for a batch of small matrices, and the clocks that each is expected to take.
 
 The constants are fitted to 1,400 candidates for 300 random batches of up to 200 rows, columns and terms on an H200
-(132 SMs at 1.98 GHz, graph replays; docs/experiments.md); those of compensated and float64 sums to 163 for 71, and
-those of lanes to 294 for 108.
+(132 SMs at 1.98 GHz, graph replays; docs/experiments.md). Constants of compensated and float64 sums are fitted to 163
+candidates for 71 batches, and those of lanes to 294 for 108.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .problem import Problem
 __all__ = ["SMALL", "SmallCosts", "candidates"]
 
 SMALL = STAGES["small_matrices"]
-# Elements of C of each matrix, and terms of a sum, up to which threads that have a tile each are considered, and lanes
-# that share one. If k is the contiguous axis of B, threads read different lines, and are considered for a B of few
-# elements alone.
+# Elements of C of each matrix, and terms of a sum, up to which tiles of one thread are considered; and those that lanes
+# share. If k is the contiguous axis of B, threads read different lines, and have tiles for a B of few elements
+# alone.
 MOST_ELEMENTS, MOST_TERMS = 1 << 13, 128
 MOST_ELEMENTS_OF_LANES, MOST_TERMS_OF_LANES = 1 << 10, 1 << 11
 MOST_ALONG = 1 << 10

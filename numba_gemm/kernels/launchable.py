@@ -50,7 +50,7 @@ def launchable(
 
     The kernel computes ``c = alpha * a @ b + beta * c`` for these extents only: it may rely on whole tiles, and nothing
     checks the arrays at a launch. Stages on tensor cores are not offered: another kernel decomposes their operands, or
-    tensor maps describe them, or, in `one_warp`, lanes exchange values, which Numba's own simulator cannot do.
+    tensor maps describe them, or, in `one_warp`, warps multiply matrices, which Numba's own simulator cannot do.
 
     Parameters
     ----------

@@ -29,6 +29,7 @@ class _Cuda(patches.SimulatedModule):
         self.threads = math.prod(block)
         self.arrived, self.turns = Counter[int](), Counter[int]()  # threads at a barrier, and barriers passed, by warp
         self.changed = threading.Condition()
+        self.exchanged = dict[int, Any]()  # by thread
         self.shared = Shared(dynamic_bytes, None)
         self.shared.array(0, np.uint8)  # dynamic shared memory, before threads ask for it
 
@@ -46,6 +47,15 @@ class _Cuda(patches.SimulatedModule):
                 if thread.abort:  # another thread has raised
                     raise RuntimeError("the launch ends")
                 self.changed.wait(0.1)
+
+    def shfl_xor_sync(self, mask: int, value: Any, lane_mask: int) -> Any:
+        """Return the value of the lane whose number differs in the bits of `lane_mask`; all lanes must take part."""
+        thread: Any = threading.current_thread()
+        self.exchanged[thread.thread_id] = value
+        self.syncwarp()
+        other = self.exchanged[thread.thread_id ^ int(lane_mask)]
+        self.syncwarp()
+        return other
 
 
 class NumbaKernel(patches.NumbaKernel):

@@ -52,6 +52,12 @@ def product_of(m: int, n: int, k: int, layout: str = "NN", odd: bool = False) ->
     return Product(*(_pitched(x, odd) for x in (a, b, c)))
 
 
+def batch_of(matrices: int, m: int, n: int, k: int) -> Product:
+    """Contiguous matrices, stored by rows."""
+    one = product_of(m, n, k)
+    return one._replace(batch=Batch((1, 1, matrices), *((0, 0, x.rows * x.row_stride) for x in one[:3])))
+
+
 def _pitched(x: Layout, odd: bool) -> Layout:
     if x.by_columns:
         return _pitched(x.transposed, odd).transposed
@@ -118,8 +124,7 @@ def test_thin_products_and_short_sums(shape, layout, odd, stage):
 )
 def test_batches_of_small_matrices_in_every_precision(precision, sums):
     """With blocks of their own, an H200 took 31 us in bf16x6 and was expected to take 480 in bf16x9."""
-    one = product_of(8, 8, 16)
-    product = one._replace(batch=Batch((1, 1, 10_000), *((0, 0, x.rows * x.row_stride) for x in one[:3])))
+    one, product = product_of(8, 8, 16), batch_of(10_000, 8, 8, 16)
     wanted = problem(product, H200, precision)
     choice = best(wanted)
     assert choice.stage is STAGES["small_matrices"]
@@ -134,6 +139,19 @@ def test_batches_of_small_matrices_in_every_precision(precision, sums):
     assert told.get(sums, "float32 multiply-adds") in choose(wanted).reason
     single = best(problem(one, H200, "bf16x9"))
     assert not isinstance(single.stage, LadderStage), "a batch of one matrix"
+
+
+@pytest.mark.parametrize("precision", ["ieee", "bf16x6"])
+def test_lanes_that_share_tiles_have_the_l1_cache(precision):
+    """`thin` leaves room for its blocks' shared memory; these blocks have none."""
+    product = batch_of(3000, 8, 8, 256)
+    for config in STAGES["small_matrices"].configs:
+        launches = STAGES["small_matrices"].launches(config, product, precision, Partition(1, 1), H200.gpu)
+        assert [step.carve_out for step in launches.steps] == [-1]
+    (step,) = (
+        STAGES["thin"].launches(STAGES["thin"].configs[0], product, precision, Partition(1056, 3000), H200.gpu).steps
+    )
+    assert step.carve_out > 0
 
 
 SMALL = [(1, 4096, 4096), (8, 4096, 4096), (4096, 1, 4096), (16, 16, 65536), (64, 64, 64), (1, 1024, 1024), (3, 5, 7)]

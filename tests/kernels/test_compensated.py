@@ -226,6 +226,11 @@ def test_tiles_do_not_share_sums() -> None:
     assert (launches.counters, launches.scratch_bytes, launches.steps[0].grid) == (0, 0, (6, 1, 1))
 
 
+def test_a_block_has_several_tiles_of_small_matrices() -> None:
+    with pytest.raises(ValueError, match="breaks: several tiles per block"):
+        numba_gemm.launchable("small_matrices", 2, 3, 128, config=_each_thread(1, 1, 32, lanes=32))
+
+
 def test_large_tiles_have_no_compensated_sums() -> None:
     config = _moving(64, 128, 16, 8, 8, 32, 64)
     assert not compensates(config)

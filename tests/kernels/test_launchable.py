@@ -16,7 +16,7 @@ from support.operands import NAN, check, filled
 
 from numba_gemm import launchable
 from numba_gemm.device import store
-from numba_gemm.kernels.ladder import STAGES, TileConfig
+from numba_gemm.kernels.ladder import STAGES, TileConfig, _each_thread
 from numba_gemm.simulator import scheduler
 
 SHARING = [name for name, stage in STAGES.items() if stage.schedule is not None and not stage.undivided]
@@ -83,6 +83,13 @@ def test_numbas_own_simulator_has_warps():
     kernel, grid, block, shared = launchable("stream_k", m, n, k, config=config, blocks=1)
     kernel[grid, block, 0, shared](1.0, a, b, 0.0, c)
     check(c, a, b)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("lanes", [4, 32])
+def test_numbas_own_simulator_exchanges_sums(lanes):
+    config = _each_thread(2, 1, 64, lanes=lanes)
+    launched("small_matrices", config, "odd", k=131, beta=-2.0)
 
 
 @pytest.mark.simulator

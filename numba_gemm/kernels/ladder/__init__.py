@@ -34,7 +34,7 @@ def _one_tile(BM, BN, BK, TM, min_blocks=0):
 
 
 def _each_thread(TM, TN, threads, lanes=1):
-    """Return tiles of `small_matrices`: each thread, or so many lanes together, has one, and four terms at a time."""
+    """Return tiles of `small_matrices`: each thread has one, or lanes share one, with four terms each at a time."""
     return TileConfig(TM, TN, 4 * lanes, TM, TN, lanes_k=lanes, tiles=threads // lanes)
 
 

@@ -5,8 +5,8 @@ Bottleneck before: short_sums and thin give each block a tile of one matrix. Mos
 Idea: the thread tiles of all matrices form one line, of which each block takes the next 256. There is no shared memory:
     a thread reads its rows of A and columns of B itself, four terms at a time, and waits for no other thread. Most of
     what it reads its neighbours read, too, so it comes from the L1 cache. If few threads would have long sums, 8 or 32
-    lanes of a warp share a tile, and a block has 32 or 8: each lane reads other terms, beside those of its neighbours,
-    and their sums are added by shuffles. In "bf16x6", sums are compensated after every four terms (see
+    lanes of a warp share a tile, and a block has 32 or 8: each lane reads other terms, and their sums are added by
+    shuffles. In "bf16x6", sums are compensated after every four terms (see
     `device.compensated`), and those of lanes are added in float64. In "bf16x9", all are float64, which keeps all bits
     of the products, as nine products of parts do.
 Traffic: A, B and C once each, if the L1 cache keeps what a block reads as long as its threads read it.
@@ -16,9 +16,9 @@ Measured: products of 3x3, 4x4, 6x6, 8x8, 12x12, 16x16 and 24x24 matrices, 14,46
     H200, by tiled_sgemm: 33.2, 27.9, 16.7, 8.6, 4.18, 2.33 and 1.12 times as fast as cuBLAS SGEMM.
 Limits: each thread loads what it multiplies, four terms at a time or, if they are not aligned, one. From about 32
     rows, columns and terms on, tiles in shared memory need fewer loads, and are faster. If k is the contiguous axis of
-    B, threads that have a tile each read different lines of the L1 cache, which takes longer from 16 terms on; if it is
-    not, lanes that share a tile do. "auto" considers this stage for batches, in "ieee" on any GPU and in other
-    precisions on 9.0.
+    B, threads that have a tile each read different lines of the L1 cache, which takes longer from 16 terms on. Lanes
+    that share a tile read different lines if k is not contiguous. "auto" considers this stage for batches, in other
+    precisions than "ieee" on 9.0 alone.
 """
 
 from numba import cuda, float32, float64, int64, uint32
@@ -42,7 +42,7 @@ def build(config, variant):
     SUM = float64 if variant.in_float64 else float32
     TOTALS = (TM, TN) if COMPENSATED else (1, 1)
     clear, add_exactly, finish = compensated_sums(TM, TN)
-    # Of several lanes, each reads four terms from memory as a vector, or floats beside those of the other lanes.
+    # Each lane reads four adjacent terms as a vector; or lanes read adjacent floats, four times.
     APART = 1 if LANES == 1 or (A_ALONG and B_ALONG) else LANES  # terms from one of a lane's four to the next
     FIRST = TERMS if APART == 1 else 1  # terms from a lane's first to that of the next lane
     CHUNK = TERMS * LANES  # terms of all lanes
@@ -53,6 +53,7 @@ def build(config, variant):
         {
             "a thread has a tile, or several lanes have": (config.BM, config.BN) == (TM, TN),
             f"BK == {TERMS} * lanes_k": config.BK == CHUNK,
+            "several tiles per block": TILES > 1,
             "lanes of a whole warp": LANES == 1 or (WARP % LANES == 0 and config.threads % WARP == 0),
             "vectors along k alone if lanes have a tile": LANES == 1 or not (VECTORS or B_ACROSS or A_ALONG != B_ALONG),
             "TN == 4 for vectors": TN == 4 or not (B_ACROSS or VECTORS),
@@ -64,7 +65,7 @@ def build(config, variant):
 
     @device_function
     def four(x, at, along):
-        """Read four terms of a row of an (mn, k) matrix."""
+        """Read four terms of a row of an (mn, k) matrix, which are `APART`."""
         if along:
             return global_load4(x, at)
         step = APART * col_step(x)

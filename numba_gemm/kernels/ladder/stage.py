@@ -96,7 +96,7 @@ def sums_of(precision: str, k: int) -> tuple[bool, bool]:
 
 
 def compensates(config: TileConfig) -> bool:
-    """Return True if a configuration has compensated sums: it has registers for them, and tiles that are not narrow."""
+    """Return True if a configuration has compensated sums: registers for them and, in `stream_k`, no narrow tiles."""
     sums = config.TM * config.TN
     if config.tiles > 1:
         return True
@@ -150,10 +150,11 @@ def variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
 
 
 def _direct_variant_of(config: TileConfig, product: Product, precision: str) -> Variant:
-    """Return the fastest variant of `small_matrices`, whose threads read vectors of rows of A and rows or columns of B.
+    """Return the fastest variant of `small_matrices`.
 
-    Terms beyond the last vector are read one by one, and columns of B are whole vectors, or read one by one. Lanes that
-    share a tile read vectors along k of both operands, or of none.
+    Its threads read A by vectors along k, and B by vectors along k or, if its columns are a multiple of four, across k;
+    or else by floats, like the terms beyond the last vector. Lanes that share a tile read vectors along k of both
+    operands, or floats of both.
     """
     batch, x, y, c = product.batch, product.a, product.b.transposed, product.c
     a, b = access_of(("along4",), x, reduce(or_, batch.a), True), access_of(("along4",), y, reduce(or_, batch.b), True)
@@ -315,7 +316,7 @@ class LadderStage(Stage):
             adds = Step(adding, grid, (config.threads // config.lanes_k, 1, 1), arguments, gpu.cc >= OVERLAPPING)
             return Launches((Step(kernel, made.grid, block, arguments), adds), size, behind=1)
         carve_out = -1
-        if config.in_lanes:  # `thin` copies some operands through the L1 cache, which its blocks leave room for
+        if kernel.dynamic_shared and config.in_lanes:  # `thin` copies some operands through the L1 cache: room for it
             room = -(-made.grid[0] // gpu.sm_count) * (kernel.dynamic_shared + RESERVED_SHARED)
             carve_out = -(-100 * room // gpu.shared) if room <= gpu.shared else -1
         return Launches((Step(kernel, made.grid, block, arguments, False, carve_out),), size, counters)
