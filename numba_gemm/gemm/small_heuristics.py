@@ -20,9 +20,9 @@ from .problem import Problem
 __all__ = ["SMALL", "SmallCosts", "candidates"]
 
 SMALL = STAGES["small_matrices"]
-# Elements of C of each matrix, and terms of a sum, up to which tiles of one thread are considered; and those that lanes
-# share. If k is the contiguous axis of B, threads read different lines, and have tiles for a B of few elements
-# alone.
+# Elements of C of each matrix, and terms of a sum, up to which tiles of one thread are considered; the same for tiles
+# that lanes share. If k is the contiguous axis of B, threads read different lines: tiles of one thread are then
+# considered for a B of few elements alone.
 MOST_ELEMENTS, MOST_TERMS = 1 << 13, 128
 MOST_ELEMENTS_OF_LANES, MOST_TERMS_OF_LANES = 1 << 10, 1 << 11
 MOST_ALONG = 1 << 10

@@ -24,7 +24,7 @@ DEVICE_MODULES = [
 BARRIER = "cuda.syncthreads()"
 # Two warps, and sums enough for an unaligned C to go through shared memory: what stream_k's test configuration lacks.
 STAGED = TileConfig(64, 64, 16, 8, 8, 32, 64, 2, pad=4, pad_b=4, dynamic=True, order="snake")
-LANES = TileConfig(4, 2, 16, 4, 2, lanes_k=4, tiles=8)
+LANES = TileConfig(4, 2, 16, 4, 2, lanes_k=4, tiles=8)  # four lanes per tile of small_matrices
 SLICED = TileConfig(32, 32, 32, 8, 4, 32, 32, 2, pad=4, pad_b=4, dynamic=True, order="snake", lanes_k=4)
 
 

@@ -158,22 +158,15 @@ def _direct_variant_of(config: TileConfig, product: Product, precision: str) -> 
     """
     batch, x, y, c = product.batch, product.a, product.b.transposed, product.c
     a, b = access_of(("along4",), x, reduce(or_, batch.a), True), access_of(("along4",), y, reduce(or_, batch.b), True)
-    shared = config.lanes_k > 1
-    if shared and a != b:
+    if config.lanes_k > 1 and a != b:
         a = b = "any"
-    if config.TN == 4 and b == "any" and not shared:
+    four = config.TN == 4 and config.lanes_k == 1  # columns per thread
+    if four and b == "any":
         b = access_of(("across4",), y, reduce(or_, batch.b))
-    aligned = (
-        config.TN == 4
-        and not shared
-        and c.cols % 4 == 0
-        and c.aligned_rows
-        and reduce(or_, batch.c) % VECTOR_BYTES == 0
-    )
+    aligned = four and c.cols % 4 == 0 and c.aligned_rows and reduce(or_, batch.c) % VECTOR_BYTES == 0
     compensated, in_float64 = sums_of(precision, product.k)
     vectors = aligned and product.epilogue is None
-    plain = Variant(a, b, vectors, product.epilogue, len(product.vectors), compensated)
-    return plain._replace(in_float64=True) if in_float64 else plain
+    return Variant(a, b, vectors, product.epilogue, len(product.vectors), compensated, in_float64=in_float64)
 
 
 @lru_cache(maxsize=256)
@@ -316,7 +309,7 @@ class LadderStage(Stage):
             adds = Step(adding, grid, (config.threads // config.lanes_k, 1, 1), arguments, gpu.cc >= OVERLAPPING)
             return Launches((Step(kernel, made.grid, block, arguments), adds), size, behind=1)
         carve_out = -1
-        if kernel.dynamic_shared and config.in_lanes:  # `thin` copies some operands through the L1 cache: room for it
+        if config.in_lanes:  # `thin` copies some operands through the L1 cache, which its blocks leave room for
             room = -(-made.grid[0] // gpu.sm_count) * (kernel.dynamic_shared + RESERVED_SHARED)
             carve_out = -(-100 * room // gpu.shared) if room <= gpu.shared else -1
         return Launches((Step(kernel, made.grid, block, arguments, False, carve_out),), size, counters)

@@ -88,8 +88,8 @@ class TileConfig:
 
     @property
     def in_lanes(self) -> bool:
-        """True if lanes of a warp share a thread tile."""
-        return self.lanes_k > 1 and not self.WM
+        """True if lanes of a warp share the thread tiles of a block tile, as in `thin`."""
+        return self.lanes_k > 1 and not self.WM and self.tiles == 1
 
     @property
     def name(self) -> str:

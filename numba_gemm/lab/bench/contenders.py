@@ -91,7 +91,7 @@ def stage_contender(stage: Stage, config: Any, precision: str = IEEE) -> Contend
         return Bound(call, config.name, seconds)
 
     # Configurations of `thin` are for a C no wider than a tile; they read A once per tile of columns.
-    columns = config.BN if isinstance(stage, LadderStage) and config.in_lanes and config.dynamic else math.inf
+    columns = config.BN if isinstance(stage, LadderStage) and config.in_lanes else math.inf
     limits: dict[str, Any] = {"min_cc": stage.min_cc, "only_cc": stage.only_cc, "max_columns": columns}
     return Contender(stage.name, bind, config=config.name, precision=precision, **limits)
 
